@@ -1,0 +1,254 @@
+// Flash attention backward on the CPU (Dao 2023, algorithm 2), five matrix products a tile, bitwise reproducible.
+//
+// A unit of work is one key tile of one (batch, key/value head). It keeps dK and dV, walks the query tiles of every
+// query head of the group, and for each computes
+//   P^T = 2^(K Q^T - LSE),  dS^T = P^T * (V dO^T - delta),  dV += P^T dO,  dK += dS^T Q,  dQ += dS K.
+// Only dQ is shared between units. Its additions are ordered: a unit adds to a query tile when the unit of the last
+// earlier key tile that visits it is done with it. Units are handed out in ascending order and a unit waits only for
+// lower ones, so the wait ends whatever the threads do; the order, hence every bit, is fixed by shape and config.
+#pragma once
+
+#include "../softmax.hpp"
+#include "tile.hpp"
+
+namespace lanewise::cpu {
+
+template <config C, tuning T, class F>
+class backward_kernel {
+  using E = element<C>;
+  using G = gradient<C>;
+  static constexpr tile size = backward_tile<T>();
+  static constexpr int d = C.head_dim, dp = padded(d), bq = size.block_q, bk = size.block_k;
+  /// dQ is summed in the caller's d_q when that is f32 and a padded row is a row.
+  static constexpr bool direct = sizeof(G) == sizeof(float) && dp == d;
+
+ public:
+  /// One thread's tiles, in floats.
+  struct room {
+    float *keys, *values;            ///< staged K, V [bk][dp]
+    float *live_keys_copy;           ///< K with rows that this tile masks zeroed [bk][dp]
+    float *d_k, *d_v;                ///< [bk][dp]
+    float *queries, *d_o;            ///< staged Q, dO [bq][dp]
+    float *queries_t, *d_o_t;        ///< Q^T scaled, dO^T [d][bq]
+    float *scores, *d_scores, *raw;  ///< S^T -> P^T, dP^T -> dS^T, scores before the variant's [bk][bq]
+    float *base, *delta;             ///< LSE in log2 units, delta [bq]
+    bool *live_keys, *live_queries;
+  };
+  static room layout(carve& c) {
+    room r;
+    for (float** p : {&r.keys, &r.values, &r.live_keys_copy, &r.d_k, &r.d_v}) *p = c.take<float>(bk * dp);
+    for (float** p : {&r.queries, &r.d_o, &r.queries_t, &r.d_o_t}) *p = c.take<float>(bq * dp);
+    for (float** p : {&r.scores, &r.d_scores}) *p = c.take<float>(bk * bq);
+    r.raw = has_score<F> ? c.take<float>(bk * bq) : nullptr;
+    for (float** p : {&r.base, &r.delta}) *p = c.take<float>(bq);
+    r.live_keys = c.take<bool>(bk);
+    r.live_queries = c.take<bool>(bq);
+    return r;
+  }
+
+  /// What all threads share, in the workspace.
+  struct shared {
+    float *base, *delta;      ///< [batch][query heads][q]
+    std::int32_t* turn;       ///< [batch][query heads][q tiles]: 1 + the last key tile whose dQ is added
+    float* d_q;               ///< [batch][query heads][q][dp] unless direct
+    std::byte* rooms;
+  };
+  static shared layout(carve& c, extents q, bool want_q, int threads) {
+    std::size_t const rows = std::size_t(q.batch) * q.heads * q.sequence;
+    std::size_t const tiles = std::size_t(q.batch) * q.heads * ((q.sequence + bq - 1) / bq);
+    shared s;
+    s.base = c.take<float>(rows);
+    s.delta = c.take<float>(rows);
+    s.turn = want_q ? c.take<std::int32_t>(tiles) : nullptr;
+    s.d_q = want_q && !direct ? c.take<float>(rows * dp) : nullptr;
+    s.rooms = c.take<std::byte>(room_bytes() * threads);
+    return s;
+  }
+  static std::size_t room_bytes() {
+    carve c;
+    layout(c);
+    return c.used();
+  }
+  static std::size_t bytes(extents q, bool want_q, int threads) {
+    carve c;
+    layout(c, q, want_q, threads);
+    return c.used();
+  }
+
+  backward_kernel(micro_kernels const& run, backward_args<C> const& a, F const& f, int threads, void* scratch)
+      : run_(run), a_(a), f_(f), tiles_{std::int32_t(a.q.size.sequence), std::int32_t(a.k.size.sequence), bq, bk},
+        ratio_(a.k.size.heads > 0 ? a.q.size.heads / a.k.size.heads : 1) {
+    carve c(scratch);
+    shared_ = layout(c, a.q.size, bool(a.d_q), threads);
+  }
+
+  void operator()(thread_pool* pool) const {
+    extents const q = a_.q.size, k = a_.k.size;
+    std::int64_t const q_tiles = tiles_.q_tiles(), k_tiles = tiles_.k_tiles();
+    auto const each_query_tile = [&](auto const& work) {
+      for_each_unit(pool, q.batch * q.heads * q_tiles, [&](int, std::int64_t u) {
+        std::int64_t const bh = u / q_tiles;
+        work(tiles_.tile(std::int32_t(bh / q.heads), std::int32_t(bh % q.heads), std::int32_t(u % q_tiles), 0));
+      });
+    };
+    each_query_tile([&](block const& rows) { prepare(rows); });
+    for_each_unit(pool, k.batch * k.heads * k_tiles, [&](int thread, std::int64_t u) {
+      std::int64_t const bh = u / k_tiles;
+      key_tile(std::int32_t(bh / k.heads), std::int32_t(bh % k.heads), std::int32_t(u % k_tiles), room_of(thread));
+    });
+    if (a_.d_q) each_query_tile([&](block const& rows) { finish_d_q(rows); });
+  }
+
+  room room_of(int thread) const {
+    carve c(shared_.rooms + thread * room_bytes());
+    return layout(c);
+  }
+  tiling const& tiles() const { return tiles_; }
+  float delta_of(std::int64_t b, std::int64_t h, std::int64_t q) const { return shared_.delta[row_of(b, h, q)]; }
+
+  /// P^T in r.scores and factor * dS^T in r.d_scores for one tile, dS being the gradient of the variant's result;
+  /// r.queries, r.d_o and the returned K have the rows that this tile masks zeroed. K and V are staged already.
+  staged_rows tile_gradients(block const& tile, cover c, float factor, staged_rows k, staged_rows v, staged_rows& q,
+                             staged_rows& d_o, room const& r) const {
+    int const keys = tile.k_end - tile.k_begin, queries = tile.q_end - tile.q_begin, columns = padded(queries);
+    bool const in_place = dp == d;
+    q = stage<E>(run_, a_.q, tile.batch, tile.q_begin, tile.head, queries, in_place, r.queries);
+    d_o = stage<E>(run_, a_.d_o, tile.batch, tile.q_begin, tile.head, queries, in_place, r.d_o);
+    run_.transpose({queries, d, q.data, q.stride, r.queries_t, bq, query_factor<F>(a_.scale)});
+    run_.transpose({queries, d, d_o.data, d_o.stride, r.d_o_t, bq, 1.f});
+    for (int x = 0; x < columns; ++x) {
+      bool const inside = x < queries;
+      std::int64_t const at = inside ? row_of(tile.batch, tile.head, tile.q_begin + x) : 0;
+      r.base[x] = inside ? shared_.base[at] : 0.f;
+      r.delta[x] = inside ? shared_.delta[at] : 0.f;
+    }
+    run_.multiply({keys, columns, d, k.data, k.stride, 1, r.queries_t, bq, r.scores, bq});
+    apply_variant(f_, tile, c, r.scores, bq, r.raw, {r.live_keys, r.live_queries});
+    run_.multiply({keys, columns, d, v.data, v.stride, 1, r.d_o_t, bq, r.d_scores, bq});
+    run_.differentiate({keys, columns, r.scores, r.d_scores, bq, r.base, r.delta, factor});
+    if (has_mask<F> && c == cover::partial) {
+      q = without_dead(q, queries, d, r.live_queries, r.queries);
+      d_o = without_dead(d_o, queries, d, r.live_queries, r.d_o);
+      return without_dead(k, keys, d, r.live_keys, r.live_keys_copy);
+    }
+    return k;
+  }
+
+  /// K and V of a key tile as the products read them.
+  void stage_keys(block const& tile, std::int64_t kv_head, staged_rows& k, staged_rows& v, room const& r) const {
+    int const keys = tile.k_end - tile.k_begin;
+    k = stage<E>(run_, a_.k, tile.batch, tile.k_begin, kv_head, keys, dp == d, r.keys);
+    v = stage<E>(run_, a_.v, tile.batch, tile.k_begin, kv_head, keys, true, r.values);
+  }
+
+ private:
+  std::int64_t row_of(std::int64_t b, std::int64_t h, std::int64_t q) const { return (b * a_.q.size.heads + h) * a_.q.size.sequence + q; }
+
+  void prepare(block const& rows) const {
+    for (std::int64_t q = rows.q_begin; q < rows.q_end; ++q) {
+      E const *o = a_.o.row(rows.batch, q, rows.head), *d_o = a_.d_o.row(rows.batch, q, rows.head);
+      float sum[8] = {};  // eight chains, added in a fixed order
+      for (int c = 0; c < d; c += 8)
+        for (int i = 0; i < 8; ++i) sum[i] += to_float(o[c + i]) * to_float(d_o[c + i]);
+      float delta = ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+      if (a_.d_lse) delta -= *a_.d_lse.row(rows.batch, q, rows.head);
+      std::int64_t const at = row_of(rows.batch, rows.head, q);
+      shared_.delta[at] = delta;
+      shared_.base[at] = softmax::backward_base_of(*a_.lse.row(rows.batch, q, rows.head));
+    }
+    if (a_.d_q) *turn_of(rows) = 0;
+  }
+
+  void key_tile(std::int32_t b, std::int32_t kv_head, std::int32_t j, room const& r) const {
+    block const columns = tiles_.tile(b, 0, 0, j);
+    staged_rows k, v;
+    stage_keys(columns, kv_head, k, v, r);
+    bool first = true;
+    for (std::int64_t g = 0; g < ratio_; ++g)
+      for (std::int32_t i = 0; i < tiles_.q_tiles(); ++i) {
+        block const tile = tiles_.tile(b, std::int32_t(kv_head * ratio_ + g), i, j);
+        cover const c = cover_of(f_, tile);
+        if (c == cover::empty) continue;
+        query_tile(tile, c, i, j, k, v, first, r);
+        first = false;
+      }
+    int const keys = columns.k_end - columns.k_begin;
+    if (a_.d_k) store(a_.d_k, b, columns.k_begin, kv_head, keys, first ? nullptr : r.d_k);
+    if (a_.d_v) store(a_.d_v, b, columns.k_begin, kv_head, keys, first ? nullptr : r.d_v);
+  }
+
+  void query_tile(block const& tile, cover c, std::int32_t i, std::int32_t j, staged_rows k, staged_rows v, bool first, room const& r) const {
+    int const keys = tile.k_end - tile.k_begin, queries = tile.q_end - tile.q_begin;
+    staged_rows q, d_o;
+    staged_rows const live_k = tile_gradients(tile, c, has_score<F> ? 1.f : a_.scale, k, v, q, d_o, r);
+    if constexpr (has_score<F>) through_score(tile, r);
+    start const from = first ? start::zero : start::add;
+    if (a_.d_v) run_.multiply({keys, dp, queries, r.scores, bq, 1, d_o.data, d_o.stride, r.d_v, dp, from});
+    if (a_.d_k) run_.multiply({keys, dp, queries, r.d_scores, bq, 1, q.data, q.stride, r.d_k, dp, from});
+    if (a_.d_q) {
+      std::int32_t const before = previous_key_tile(f_, tiles_, tile.batch, tile.head, i, j);
+      await_turn(tile, before + 1);
+      auto const [to, row] = d_q_rows(tile);
+      bool const add = before >= 0 || (direct && a_.accumulate);
+      run_.multiply({queries, dp, keys, r.d_scores, 1, bq, live_k.data, live_k.stride, to, row, add ? start::add : start::zero});
+      std::atomic_ref<std::int32_t>(*turn_of(tile)).store(j + 1, std::memory_order_release);
+    }
+  }
+
+  /// dS with respect to scale * q.k, times scale: the chain rule through the variant's score.
+  void through_score(block const& tile, room const& r) const {
+    int const keys = tile.k_end - tile.k_begin, queries = tile.q_end - tile.q_begin;
+    for (int k = 0; k < keys; ++k)
+      for (int q = 0; q < queries; ++q) {
+        float& d_s = r.d_scores[k * bq + q];
+        if (d_s != 0.f)
+          d_s *= a_.scale * score_grad(f_, r.raw[k * bq + q], {tile.batch, tile.head, tile.q_begin + q, tile.k_begin + k});
+      }
+  }
+
+  void await_turn(block const& tile, std::int32_t turn) const {
+    std::atomic_ref<std::int32_t> const now(*turn_of(tile));
+    for (int spins = 0; now.load(std::memory_order_acquire) != turn; ++spins)
+      if (spins > 256) std::this_thread::yield();
+  }
+
+  std::int32_t* turn_of(block const& tile) const {
+    return shared_.turn + (tile.batch * a_.q.size.heads + tile.head) * tiles_.q_tiles() + tile.q_begin / bq;
+  }
+
+  struct f32_rows {
+    float* data;
+    std::ptrdiff_t stride;
+  };
+  f32_rows d_q_rows(block const& rows) const {
+    if constexpr (direct) return {a_.d_q.row(rows.batch, rows.q_begin, rows.head), a_.d_q.stride.sequence};
+    else return {shared_.d_q + row_of(rows.batch, rows.head, rows.q_begin) * dp, dp};
+  }
+
+  void finish_d_q(block const& rows) const {
+    std::int32_t const i = rows.q_begin / bq;
+    bool const visited = previous_key_tile(f_, tiles_, rows.batch, rows.head, i, tiles_.k_tiles()) >= 0;
+    if (direct && visited) return;
+    store(a_.d_q, rows.batch, rows.q_begin, rows.head, rows.q_end - rows.q_begin, visited ? d_q_rows(rows).data : nullptr);
+  }
+
+  /// Writes or adds f32 rows of dp to a gradient; null rows are zeros.
+  void store(view<G> const& to, std::int64_t b, std::int64_t s, std::int64_t h, int count, float const* from) const {
+    for (int x = 0; x < count; ++x) {
+      G* const out = to.row(b, s + x, h);
+      for (int c = 0; c < d; ++c) {
+        float const value = from ? from[std::ptrdiff_t(x) * dp + c] : 0.f;
+        out[c] = from_float<G>(a_.accumulate ? to_float(out[c]) + value : value);
+      }
+    }
+  }
+
+  micro_kernels const& run_;
+  backward_args<C> const& a_;
+  F const& f_;
+  tiling tiles_;
+  std::int64_t ratio_;
+  shared shared_;
+};
+
+}  // namespace lanewise::cpu

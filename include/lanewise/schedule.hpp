@@ -1,0 +1,55 @@
+// Which key tiles a query tile visits, and the reverse. A tile is empty (never touched), partial (masked pair by pair)
+// or full (the mask is not looked at); the answer comes from the variant's cover_of, in O(1) a tile.
+#pragma once
+
+#include <cstdint>
+
+#include "variant.hpp"
+
+namespace lanewise {
+
+/// The tiling of one (batch, head): query tiles of block_q rows, key tiles of block_k rows, the last ones ragged.
+struct tiling {
+  std::int32_t q, k;              ///< sequence lengths
+  std::int32_t block_q, block_k;  ///< rows of a tile
+
+  LANEWISE_HD constexpr std::int32_t q_tiles() const { return (q + block_q - 1) / block_q; }
+  LANEWISE_HD constexpr std::int32_t k_tiles() const { return (k + block_k - 1) / block_k; }
+  LANEWISE_HD constexpr block tile(std::int32_t batch, std::int32_t head, std::int32_t i, std::int32_t j) const {
+    std::int32_t const q0 = i * block_q, k0 = j * block_k;
+    return {batch, head, q0, q - q0 < block_q ? q : q0 + block_q, k0, k - k0 < block_k ? k : k0 + block_k};
+  }
+};
+
+/// The last key tile before j that query tile i visits; -1 when there is none.
+template <class F>
+LANEWISE_HD constexpr std::int32_t previous_key_tile(F const& f, tiling const& t, std::int32_t batch, std::int32_t head,
+                                                     std::int32_t i, std::int32_t j) {
+  while (--j >= 0)
+    if (cover_of(f, t.tile(batch, head, i, j)) != cover::empty) break;
+  return j;
+}
+
+/// What a call will visit, for benchmarks and tests.
+struct tile_counts {
+  std::int64_t visited = 0, partial = 0, total = 0;
+};
+
+template <class F>
+constexpr tile_counts count_tiles(F const& given, shape s, std::int32_t block_q, std::int32_t block_k) {
+  auto const f = bind(given, s);
+  tiling const t{s.q, s.k, block_q, block_k};
+  tile_counts n;
+  for (std::int32_t b = 0; b < s.batch; ++b)
+    for (std::int32_t h = 0; h < s.heads; ++h)
+      for (std::int32_t i = 0; i < t.q_tiles(); ++i)
+        for (std::int32_t j = 0; j < t.k_tiles(); ++j) {
+          cover const c = cover_of(f, t.tile(b, h, i, j));
+          n.visited += c != cover::empty;
+          n.partial += c == cover::partial;
+          ++n.total;
+        }
+  return n;
+}
+
+}  // namespace lanewise

@@ -1,0 +1,277 @@
+// Masks and scores: one struct says which pairs (q, k) are kept, how a score is changed, and its derivative.
+//
+//   struct capped_window {
+//     float cap; int width;
+//     LANEWISE_HD bool  operator()(position at) const { return at.k <= at.q && at.q - at.k < width; }    // keep?
+//     LANEWISE_HD float operator()(float s, position) const { return cap * tanhf(s / cap); }             // new score
+//     LANEWISE_HD float grad(float s, position) const { float t = tanhf(s / cap); return 1 - t * t; }    // d new / d s
+//   };
+//
+// Results depend only on unnamed call operators, so nothing that matters can be misspelt. Everything else is optional:
+//   cover cover_of(block) const        empty, partial or full: speed only; verify_cover proves it by brute force
+//   auto bind(shape) const             the variant that really runs, when it depends on the sequence lengths
+//   float operator()(row) const        logit of one more key whose value is zero (an attention sink)
+//   auto parameter_gradient() const    parameter_view<float>: where the gradient of the variant's parameter goes
+//   float parameter_factor(float s, position) const   d new score / d parameter at the score s before this variant
+// The score operator sees s = scale * q.k; masks are decided on the mask alone, never on a score.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <type_traits>
+
+#include "host_device.hpp"
+#include "math.hpp"
+#include "tensor.hpp"
+
+namespace lanewise {
+
+/// A pair of one batch element and query head: q and k index the query and key sequence. Which of them is a row of a
+/// tile is the kernel's business alone.
+struct position {
+  std::int32_t batch, head, q, k;
+};
+
+/// One query row; the argument of a sink.
+struct row {
+  std::int32_t batch, head, q;
+};
+
+/// The rectangle q_begin <= q < q_end, k_begin <= k < k_end of one batch element and query head.
+struct block {
+  std::int32_t batch, head, q_begin, q_end, k_begin, k_end;
+};
+
+/// How much of a block a mask keeps. `partial` is always a right answer; the others must hold for every pair.
+enum class cover { empty, partial, full };
+
+/// The lengths of a call, given to a variant's bind(): batch elements, query heads, query and key sequence.
+struct shape {
+  std::int32_t batch, heads, q, k;
+};
+
+template <class F>
+concept has_mask = requires(F const& f, position at) {
+  { f(at) } -> std::same_as<bool>;
+};
+template <class F>
+concept has_score = requires(F const& f, position at, float s) {
+  { f(s, at) } -> std::same_as<float>;
+};
+template <class F>
+concept has_sink = requires(F const& f, row at) {
+  { f(at) } -> std::same_as<float>;
+};
+template <class F>
+concept has_grad = requires(F const& f, position at, float s) {
+  { f.grad(s, at) } -> std::same_as<float>;
+};
+template <class F>
+concept has_cover = requires(F const& f, block b) {
+  { f.cover_of(b) } -> std::same_as<cover>;
+};
+template <class F>
+concept has_bind = requires(F const& f, shape s) { f.bind(s); };
+template <class F>
+concept has_parameter = requires(F const& f) { f.parameter_gradient(); };
+
+/// A variant changes something: it has a mask, a score or a sink, or says outright that it changes nothing.
+template <class F>
+concept variant = has_mask<F> || has_score<F> || has_sink<F> || has_bind<F> || requires { typename F::changes_nothing; };
+
+/// What a backward can differentiate: a score comes with its grad.
+template <class F>
+concept differentiable = variant<F> && (!has_score<F> || has_grad<F>);
+
+/// Every key is visible, every score stays.
+struct full {
+  using changes_nothing = void;
+  LANEWISE_HD constexpr cover cover_of(block) const { return cover::full; }
+};
+
+// How the engine asks a variant; an absent hook costs nothing.
+
+template <class F>
+LANEWISE_HD constexpr auto bind(F const& f, shape s) {
+  if constexpr (has_bind<F>) return f.bind(s);
+  else return f;
+}
+
+/// The type that runs in a kernel.
+template <class F>
+using bound = decltype(bind(std::declval<F const&>(), shape{}));
+
+template <class F>
+LANEWISE_HD constexpr bool keep(F const& f, position at) {
+  if constexpr (has_mask<F>) return f(at);
+  else return true;
+}
+
+template <class F>
+LANEWISE_HD constexpr float score(F const& f, float s, position at) {
+  if constexpr (has_score<F>) return f(s, at);
+  else return s;
+}
+
+template <class F>
+LANEWISE_HD constexpr float score_grad(F const& f, float s, position at) {
+  if constexpr (has_score<F>) return f.grad(s, at);
+  else return 1.f;
+}
+
+template <class F>
+LANEWISE_HD constexpr cover cover_of(F const& f, block b) {
+  if constexpr (has_cover<F>) return f.cover_of(b);
+  else return has_mask<F> ? cover::partial : cover::full;
+}
+
+// Parameters. A plain variant has none or one; combine has those of its parts.
+
+template <class F>
+inline constexpr int parameter_count = has_parameter<F> ? 1 : 0;
+template <class F>
+  requires requires { F::parameters; }
+inline constexpr int parameter_count<F> = F::parameters;
+
+/// Where the gradient of parameter I goes; data == nullptr: not wanted.
+template <int I, class F>
+LANEWISE_HD constexpr parameter_view<float> parameter_gradient(F const& f) {
+  if constexpr (requires { f.template parameter_gradient_of<I>(); }) return f.template parameter_gradient_of<I>();
+  else return f.parameter_gradient();
+}
+
+/// Parameter I is the sink's logit rather than part of the score.
+template <int I, class F>
+inline constexpr bool parameter_is_sink = has_sink<F> && !has_score<F>;
+template <int I, class F>
+  requires requires { F::template sink_parameter<I>; }
+inline constexpr bool parameter_is_sink<I, F> = F::template sink_parameter<I>;
+
+/// d (final score) / d (parameter I) at the pair `at`, whose score before the variant was s.
+template <int I, class F>
+LANEWISE_HD constexpr float parameter_factor(F const& f, float s, position at) {
+  if constexpr (requires { f.template parameter_factor_of<I>(s, at); }) return f.template parameter_factor_of<I>(s, at);
+  else return f.parameter_factor(s, at);
+}
+
+// combine{a, b, ...}: masks AND, scores left to right, grad by the chain rule, at most one sink.
+
+template <class... F>
+struct combine;
+
+template <class Last>
+struct combine<Last> : Last {
+  constexpr combine() = default;
+  LANEWISE_HD constexpr combine(Last last) : Last(last) {}
+};
+
+template <class First, class... Rest>
+struct combine<First, Rest...> {
+  using rest_type = combine<Rest...>;
+  using changes_nothing = void;
+  static_assert(variant<First>, "combine: each part needs bool operator()(position) const or float operator()(float, position) const");
+  static_assert(!(has_sink<First> && has_sink<rest_type>), "combine: at most one part may be a sink");
+  static_assert(!has_score<First> || !has_score<rest_type> || has_grad<First> == has_grad<rest_type>,
+                "combine: either every score has float grad(float, position) const, or none has");
+
+  First first;
+  rest_type rest;
+
+  constexpr combine() = default;
+  LANEWISE_HD constexpr combine(First first, Rest... rest) : first(first), rest(rest...) {}
+  LANEWISE_HD constexpr combine(First first, rest_type rest, int) : first(first), rest(rest) {}
+
+  LANEWISE_HD constexpr bool operator()(position at) const
+    requires(has_mask<First> || has_mask<rest_type>)
+  {
+    return keep(first, at) && keep(rest, at);
+  }
+  LANEWISE_HD constexpr float operator()(float s, position at) const
+    requires(has_score<First> || has_score<rest_type>)
+  {
+    return score(rest, score(first, s, at), at);
+  }
+  LANEWISE_HD constexpr float grad(float s, position at) const
+    requires((has_score<First> || has_score<rest_type>) && differentiable<First> && differentiable<rest_type>)
+  {
+    return score_grad(first, s, at) * score_grad(rest, score(first, s, at), at);
+  }
+  LANEWISE_HD constexpr float operator()(row at) const
+    requires(has_sink<First> || has_sink<rest_type>)
+  {
+    if constexpr (has_sink<First>) return first(at);
+    else return rest(at);
+  }
+  LANEWISE_HD constexpr cover cover_of(block b) const {
+    cover const x = lanewise::cover_of(first, b);
+    if (x == cover::empty) return x;
+    cover const y = lanewise::cover_of(rest, b);
+    return y == cover::full ? x : y;
+  }
+  LANEWISE_HD constexpr auto bind(shape s) const
+    requires(has_bind<First> || has_bind<rest_type>)
+  {
+    auto a = lanewise::bind(first, s);
+    auto b = lanewise::bind(rest, s);
+    return join(a, b);
+  }
+
+  static constexpr int parameters = parameter_count<First> + parameter_count<rest_type>;
+  template <int I>
+    requires(I < parameters)
+  LANEWISE_HD constexpr parameter_view<float> parameter_gradient_of() const {
+    constexpr int n = parameter_count<First>;
+    if constexpr (I < n) return parameter_gradient<I>(first);
+    else return parameter_gradient<I - n>(rest);
+  }
+  template <int I>
+    requires(I < parameters)
+  static constexpr bool sink_parameter = [] {
+    constexpr int n = parameter_count<First>;
+    if constexpr (I < n) return parameter_is_sink<I, First>;
+    else return parameter_is_sink<I - n, rest_type>;
+  }();
+  template <int I>
+    requires(I < parameters)
+  LANEWISE_HD constexpr float parameter_factor_of(float s, position at) const {
+    constexpr int n = parameter_count<First>;
+    if constexpr (I < n) return parameter_factor<I>(first, s, at) * score_grad(rest, score(first, s, at), at);
+    else return parameter_factor<I - n>(rest, score(first, s, at), at);
+  }
+
+ private:
+  template <class A, class... B>
+  LANEWISE_HD static constexpr combine<A, B...> join(A a, combine<B...> b) {
+    return combine<A, B...>(a, b, 0);
+  }
+  template <class A, class B>
+  LANEWISE_HD static constexpr combine<A, B> join(A a, B b) {
+    return combine<A, B>(a, b);
+  }
+};
+template <class... F>
+combine(F...) -> combine<F...>;
+
+/// True where f.cover_of agrees with its mask on every tile of block_q x block_k; brute force, for tests.
+/// On disagreement `wrong`, if given, receives the block.
+template <class F>
+constexpr bool verify_cover(F const& given, shape s, std::int32_t block_q, std::int32_t block_k, block* wrong = nullptr) {
+  auto const f = bind(given, s);
+  for (std::int32_t b = 0; b < s.batch; ++b)
+    for (std::int32_t h = 0; h < s.heads; ++h)
+      for (std::int32_t q = 0; q < s.q; q += block_q)
+        for (std::int32_t k = 0; k < s.k; k += block_k) {
+          block const tile{b, h, q, q + block_q < s.q ? q + block_q : s.q, k, k + block_k < s.k ? k + block_k : s.k};
+          bool any = false, all = true;
+          for (std::int32_t i = tile.q_begin; i < tile.q_end; ++i)
+            for (std::int32_t j = tile.k_begin; j < tile.k_end; ++j) (keep(f, {b, h, i, j}) ? any : all) = keep(f, {b, h, i, j});
+          cover const said = cover_of(f, tile);
+          if ((said == cover::empty && any) || (said == cover::full && !all)) {
+            if (wrong) *wrong = tile;
+            return false;
+          }
+        }
+  return true;
+}
+
+}  // namespace lanewise
