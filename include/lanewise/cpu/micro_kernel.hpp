@@ -114,8 +114,10 @@ struct of {
 
 /// 2^x: x = n + f, n the nearest integer, |f| <= 1/2; 2^f by the degree-5 minimax polynomial (relative error 7.5e-8), n
 /// added to the exponent bits. Below 2^-126 the result is 0, above 2^128 infinity; NaN stays NaN.
-template <class V, class I>
-[[gnu::always_inline]] inline void exp2(V& x) {
+template <int Lanes>
+[[gnu::always_inline]] inline void exp2(typename of<Lanes>::floats& x) {
+  using V = typename of<Lanes>::floats;
+  using I = typename of<Lanes>::ints;
   V const top = V{} + 128.f, bottom = V{} - 126.f, shift = V{} + 0x1.8p23f;
   V const clamped = x > top ? top : x;
   V const shifted = clamped + shift;
@@ -206,7 +208,6 @@ template <class Isa>
 template <class Isa>
 [[gnu::always_inline]] inline void softmax(softmax_step const& g) {
   using V = typename of<Isa::lanes>::floats;
-  using I = typename of<Isa::lanes>::ints;
   V const none = V{} - infinity;
   for (int column = 0; column < g.columns; column += Isa::lanes) {
     auto const at = [&](int key) __attribute__((always_inline)) -> V* {
@@ -227,19 +228,19 @@ template <class Isa>
     for (int i = 1; i < 4; ++i) largest[0] = largest[i] > largest[0] ? largest[i] : largest[0];
     V const base = largest[0] == none ? V{} : largest[0];  // softmax::base_of
     V correction = maximum - base;
-    exp2<V, I>(correction);
+    exp2<Isa::lanes>(correction);
     V added[2] = {V{}, V{}};
     for (key = 0; key + 2 <= g.keys; key += 2)
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) {
         V p = *at(key + i) - base;
-        exp2<V, I>(p);
+        exp2<Isa::lanes>(p);
         *at(key + i) = p;
         added[i] += p;
       }
     if (key < g.keys) {
       V p = *at(key) - base;
-      exp2<V, I>(p);
+      exp2<Isa::lanes>(p);
       *at(key) = p;
       added[0] += p;
     }
@@ -252,7 +253,6 @@ template <class Isa>
 template <class Isa>
 [[gnu::always_inline]] inline void differentiate(gradient_step const& g) {
   using V = typename of<Isa::lanes>::floats;
-  using I = typename of<Isa::lanes>::ints;
   for (int column = 0; column < g.columns; column += Isa::lanes) {
     V const base = *reinterpret_cast<V const*>(g.base + column);
     V const delta = *reinterpret_cast<V const*>(g.delta + column);
@@ -260,7 +260,7 @@ template <class Isa>
       V& s = *reinterpret_cast<V*>(g.s + key * g.row + column);
       V& d_p = *reinterpret_cast<V*>(g.d_p + key * g.row + column);
       V p = s - base;
-      exp2<V, I>(p);
+      exp2<Isa::lanes>(p);
       s = p;
       V const d_s = p * g.factor * (d_p - delta);
       d_p = p == V{} ? V{} : d_s;
