@@ -65,6 +65,27 @@ class sentence {
   }
   constexpr sentence& operator<<(int n) { return *this << std::int64_t(n); }
   constexpr sentence& operator<<(std::size_t n) { return *this << std::int64_t(n); }
+  /// Up to six decimals; with a power of ten below 0.001 and from 10^9 on.
+  constexpr sentence& operator<<(double x) {
+    if (x != x) return *this << "nan";
+    if (x < 0) {
+      put('-');
+      x = -x;
+    }
+    if (x > 1.7976931348623157e308) return *this << "inf";
+    int exponent = 0;
+    if (x != 0 && (x < 1e-3 || x >= 1e9)) {
+      for (; x >= 10; x /= 10) ++exponent;
+      for (; x < 1; x *= 10) --exponent;
+    }
+    std::int64_t const millionths = std::int64_t(x * 1e6 + 0.5);
+    *this << millionths / 1000000;
+    std::int64_t rest = millionths % 1000000;
+    if (rest != 0) put('.');
+    for (std::int64_t unit = 100000; rest != 0; rest %= unit, unit /= 10) put(char('0' + rest / unit));
+    if (exponent != 0) *this << "e" << exponent;
+    return *this;
+  }
   constexpr operator status() const { return s_; }
 
  private:

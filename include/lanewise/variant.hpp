@@ -13,6 +13,7 @@
 //   float operator()(row) const        logit of one more key whose value is zero (an attention sink)
 //   auto parameter_gradient() const    parameter_view<float>: where the gradient of the variant's parameter goes
 //   float parameter_factor(float s, position) const   d new score / d parameter at the score s before this variant
+//   status validate(shape) const       host only: what is wrong with the run-time values; every call asks it first
 // The score operator sees s = scale * q.k; masks are decided on the mask alone, never on a score.
 #pragma once
 
@@ -22,6 +23,7 @@
 
 #include "host_device.hpp"
 #include "math.hpp"
+#include "status.hpp"
 #include "tensor.hpp"
 
 namespace lanewise {
@@ -73,6 +75,10 @@ concept has_cover = requires(F const& f, block b) {
 template <class F>
 concept has_bind = requires(F const& f, shape s) { f.bind(s); };
 template <class F>
+concept has_validate = requires(F const& f, shape s) {
+  { f.validate(s) } -> std::same_as<status>;
+};
+template <class F>
 concept has_parameter = requires(F const& f) { f.parameter_gradient(); };
 
 /// A variant changes something: it has a mask, a score or a sink, or says outright that it changes nothing.
@@ -99,7 +105,7 @@ LANEWISE_HD constexpr auto bind(F const& f, shape s) {
 
 /// The type that runs in a kernel.
 template <class F>
-using bound = decltype(bind(std::declval<F const&>(), shape{}));
+using bound = decltype(lanewise::bind(std::declval<F const&>(), shape{}));
 
 template <class F>
 LANEWISE_HD constexpr bool keep(F const& f, position at) {
@@ -123,6 +129,14 @@ template <class F>
 LANEWISE_HD constexpr cover cover_of(F const& f, block b) {
   if constexpr (has_cover<F>) return f.cover_of(b);
   else return has_mask<F> ? cover::partial : cover::full;
+}
+
+/// What is wrong with a variant's run-time values (a null table, an extent that does not fit, a negative width) in a
+/// call of this shape. Host only; the shape's heads are query heads. It reads no memory that a variant points to.
+template <class F>
+constexpr status validate(F const& f, shape s) {
+  if constexpr (has_validate<F>) return f.validate(s);
+  else return {};
 }
 
 // Parameters. A plain variant has none or one; combine has those of its parts.
@@ -216,6 +230,11 @@ struct combine<First, Rest...> {
     return join(a, b);
   }
 
+  constexpr status validate(shape s) const {
+    status const wrong = lanewise::validate(first, s);
+    return wrong ? lanewise::validate(rest, s) : wrong;
+  }
+
   static constexpr int parameters = parameter_count<First> + parameter_count<rest_type>;
   template <int I>
     requires(I < parameters)
@@ -256,7 +275,7 @@ combine(F...) -> combine<F...>;
 /// On disagreement `wrong`, if given, receives the block.
 template <class F>
 constexpr bool verify_cover(F const& given, shape s, std::int32_t block_q, std::int32_t block_k, block* wrong = nullptr) {
-  auto const f = bind(given, s);
+  auto const f = lanewise::bind(given, s);
   for (std::int32_t b = 0; b < s.batch; ++b)
     for (std::int32_t h = 0; h < s.heads; ++h)
       for (std::int32_t q = 0; q < s.q; q += block_q)
