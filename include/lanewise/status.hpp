@@ -54,17 +54,18 @@ class sentence {
     for (; *words; ++words) put(*words);
     return *this;
   }
-  constexpr sentence& operator<<(std::int64_t n) {
+  constexpr sentence& operator<<(std::uint64_t n) {
     char digits[20] = {};
     int count = 0;
-    std::uint64_t rest = n < 0 ? std::uint64_t(0) - std::uint64_t(n) : std::uint64_t(n);
-    do digits[count++] = char('0' + rest % 10); while (rest /= 10);
-    if (n < 0) put('-');
+    do digits[count++] = char('0' + n % 10); while (n /= 10);
     while (count > 0) put(digits[--count]);
     return *this;
   }
+  constexpr sentence& operator<<(std::int64_t n) {
+    if (n < 0) put('-');
+    return *this << (n < 0 ? std::uint64_t(0) - std::uint64_t(n) : std::uint64_t(n));
+  }
   constexpr sentence& operator<<(int n) { return *this << std::int64_t(n); }
-  constexpr sentence& operator<<(std::size_t n) { return *this << std::int64_t(n); }
   /// Up to six decimals; with a power of ten below 0.001 and from 10^9 on.
   constexpr sentence& operator<<(double x) {
     if (x != x) return *this << "nan";
