@@ -109,7 +109,7 @@ def autocrlf(source: Path, build: Path, room: Path):
     repository(source)
     run("git", "-c", "core.autocrlf=true", "clone", "-q", source, room / "clone")
     ends = run("git", "-C", room / "clone", "-c", "core.autocrlf=true", "ls-files", "--eol").splitlines()
-    wrong = [e for e in ends if "i/crlf" in e or "w/crlf" in e or "mixed" in e]
+    wrong = [e for e in ends if any(w.endswith(("/crlf", "/mixed")) for w in e.split()[:2])]
     if wrong or not ends:
         print("\n".join(["CRLF in:"] + wrong))
         sys.exit(1)
