@@ -211,6 +211,11 @@ inline sentence& operator<<(sentence& s, arena_label name) {
   return s << "'";
 }
 
+/// ok when every tensor lies aligned below the peak, every view inside its parent, and no two tensors that are needed
+/// at the same time share a byte, except the pairs declared in place, of which the input is needed by no later op.
+/// Otherwise bad_argument with the first tensor that breaks this. Knows nothing of how they were placed; O(n log n).
+inline status verify_placements(std::span<placement const> tensors, std::size_t peak);
+
 class arena_plan;
 
 /// A plan on a buffer: pointers. It owns nothing; copy it freely.
@@ -278,10 +283,8 @@ class arena_plan {
   }
   status bind(void* base, std::size_t bytes, arena& into) const&& = delete;  // the plan would be gone
 
-  /// Proves the plan anew from its placements: every tensor lies aligned below the peak, every view inside its parent,
-  /// and no two tensors that are needed at the same time share a byte, except the pairs declared in place, of which
-  /// the input is needed by no later op. O(n log n).
-  status verify() const;
+  /// Proves the plan anew: verify_placements of its tensors.
+  status verify() const { return result_ ? verify_placements(tensors_, peak()) : result_; }
 
   /// The largest tensor that is live at op `t`.
   tensor_id largest_at(std::int64_t t) const {
@@ -514,12 +517,11 @@ inline status arena_builder::place(arena_plan& plan) const {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     placement& p = tensors[i];
     if (p.parent) continue;
-    if (p.last == never && !p.kept)
+    if (p.last == never && !(p.input && p.kept))
       return sentence(status_code::bad_argument)
              << "tensor " << p.name << " of " << p.bytes << " bytes is named by no op";
     plan.alignment_ = std::max(plan.alignment_, p.align);
     if (p.kept) p.last = ops();
-    if (p.first == never) p.first = -1;
     if (p.first != -1) continue;
     placed[i] = true;
     if (status s = allocate(p, -1); !s) return s;
@@ -559,8 +561,7 @@ inline status arena_builder::place(arena_plan& plan) const {
   return {};
 }
 
-inline status arena_plan::verify() const {
-  if (!result_) return result_;
+inline status verify_placements(std::span<placement const> tensors, std::size_t peak) {
   auto const wrong = [](placement const& p, char const* what, std::size_t number) -> status {
     return sentence(status_code::bad_argument)
            << "plan: tensor " << p.name << " of " << p.bytes << " bytes at " << p.offset << what << number;
@@ -572,20 +573,20 @@ inline status arena_plan::verify() const {
     auto operator<=>(event const&) const = default;
   };
   std::vector<event> events;
-  std::vector<char> handed_over(tensors_.size());
-  for (placement const& p : tensors_) {
+  std::vector<char> handed_over(tensors.size());
+  for (placement const& p : tensors) {
     if (!p.in_place_of) continue;
-    placement const& in = tensors_[p.in_place_of.index];
+    placement const& in = tensors[p.in_place_of.index];
     if (in.last != p.first || in.kept || in.bytes != p.bytes || handed_over[p.in_place_of.index])
       return wrong(p, " takes over a tensor that is needed until op ", std::size_t(in.last));
     handed_over[p.in_place_of.index] = true;
   }
-  for (std::uint32_t i = 0; i < tensors_.size(); ++i) {
-    placement const& p = tensors_[i];
-    if (p.offset > peak() || p.bytes > peak() - p.offset) return wrong(p, " passes the peak ", peak());
+  for (std::uint32_t i = 0; i < tensors.size(); ++i) {
+    placement const& p = tensors[i];
+    if (p.offset > peak || p.bytes > peak - p.offset) return wrong(p, " passes the peak ", peak);
     if (p.offset % p.align != 0) return wrong(p, " is not aligned to ", p.align);
     if (p.parent) {
-      placement const& storage = tensors_[p.parent.index];
+      placement const& storage = tensors[p.parent.index];
       if (p.offset < storage.offset || p.offset + p.bytes > storage.offset + storage.bytes)
         return wrong(p, " leaves its parent at ", storage.offset);
     } else if (p.bytes > 0) {
@@ -596,7 +597,7 @@ inline status arena_plan::verify() const {
   std::sort(events.begin(), events.end());
   std::map<std::size_t, std::uint32_t> live;  // offset -> tensor
   for (event const& e : events) {
-    placement const& p = tensors_[e.tensor];
+    placement const& p = tensors[e.tensor];
     if (e.order != 1) {
       live.erase(p.offset);
       continue;
@@ -605,7 +606,7 @@ inline status arena_plan::verify() const {
     if (next != live.end() && next->first < p.offset + p.bytes)
       return wrong(p, " overlaps a live tensor at ", next->first);
     if (next != live.begin()) {
-      placement const& left = tensors_[std::prev(next)->second];
+      placement const& left = tensors[std::prev(next)->second];
       if (left.offset + left.bytes > p.offset) return wrong(p, " overlaps a live tensor at ", left.offset);
     }
     live.emplace(p.offset, e.tensor);
