@@ -61,11 +61,11 @@ struct problem {
   view<float const> d_lse{};  ///< left out: zero
   double scale;
   lanewise::empty_lse empty_lse = lanewise::empty_lse::zero;
-  int threads = 1;  ///< a variant with parameters runs on one, so that their sums keep one order
+  int threads = 1;  ///< where the gradient of a parameter is wanted, one runs, so that its sums keep one order
 };
 
-/// Dense [batch, sequence, heads, head_dim] each; gradients are empty when d_o was left out. parameters[i] has the
-/// extents of parameter_gradient<i>(f) and is filled whether or not that view has data.
+/// Dense [batch, sequence, heads, head_dim] each; gradients are empty when d_o was left out. parameters[i] is dense in
+/// the extents of parameter_gradient<i>(f), whose data is not touched; it is empty where that view is.
 struct result {
   std::vector<double> o, lse, d_q, d_k, d_v;
   std::vector<std::vector<double>> parameters;
@@ -97,6 +97,62 @@ struct in_f64 {
   }
 };
 
+template <>
+struct in_f64<softcap> {
+  static double score(softcap const& f, double s, position) { return f.cap * std::tanh(s / f.cap); }
+  static double grad(softcap const& f, double s, position) {
+    double const t = std::tanh(s / f.cap);
+    return 1 - t * t;
+  }
+};
+
+template <class T>
+struct in_f64<basic_bias<T>> {
+  static double score(basic_bias<T> const& f, double s, position at) {
+    return s + double(to_float(f.b.at(at.batch, at.head, at.q, at.k)));
+  }
+  static double grad(basic_bias<T> const&, double, position) { return 1; }
+  template <int>
+  static double factor(basic_bias<T> const&, double, position) {
+    return 1;
+  }
+};
+
+template <>
+struct in_f64<alibi> {
+  static double distance(alibi const& f, position at) { return std::abs(double(at.q) + f.offset - at.k); }
+  static double score(alibi const& f, double s, position at) {
+    return s - double(f.slope.at(at.batch, at.head, 0, 0)) * distance(f, at);
+  }
+  static double grad(alibi const&, double, position) { return 1; }
+  template <int>
+  static double factor(alibi const& f, double, position at) {
+    return -distance(f, at);
+  }
+};
+
+template <class Last>
+struct in_f64<combine<Last>> : in_f64<Last> {};
+
+template <class First, class Second, class... Rest>
+struct in_f64<combine<First, Second, Rest...>> {
+  using whole = combine<First, Second, Rest...>;
+  using rest = in_f64<combine<Second, Rest...>>;
+  static double score(whole const& f, double s, position at) {
+    return rest::score(f.rest, in_f64<First>::score(f.first, s, at), at);
+  }
+  static double grad(whole const& f, double s, position at) {
+    return in_f64<First>::grad(f.first, s, at) * rest::grad(f.rest, in_f64<First>::score(f.first, s, at), at);
+  }
+  template <int I>
+  static double factor(whole const& f, double s, position at) {
+    double const between = in_f64<First>::score(f.first, s, at);
+    if constexpr (I < parameter_count<First>)
+      return in_f64<First>::template factor<I>(f.first, s, at) * rest::grad(f.rest, between, at);
+    else return rest::template factor<I - parameter_count<First>>(f.rest, between, at);
+  }
+};
+
 namespace detail {
 
 inline double rounded(number n, double x) {
@@ -113,6 +169,11 @@ inline double real(double x) { return x; }
 template <class T>
 double real(T x) {
   return to_float(x);
+}
+
+/// Elements of a parameter's gradient, 0 where it is not wanted.
+inline std::int64_t wanted(parameter_view<float> const& x) {
+  return x ? x.size[0] * x.size[1] * x.size[2] * x.size[3] : 0;
 }
 
 /// Four partial sums, added pairwise.
@@ -228,14 +289,16 @@ struct head_group {
       add(g, &k[j], d_q.data(), d);
       add(g, q.data(), &d_k[j], d);
       each_parameter([&]<int I>() {
-        if constexpr (!parameter_is_sink<I, F>) slot<I>(here) += ds * factor_of<I>(raw[x], here);
+        if constexpr (!parameter_is_sink<I, F>)
+          if (!out.parameters[I].empty()) slot<I>(here) += ds * factor_of<I>(raw[x], here);
       });
     }
     if constexpr (has_sink<F>) {
       Real const logit = f(row{std::int32_t(b), std::int32_t(h), std::int32_t(i)});
       if (logit == -std::numeric_limits<Real>::infinity()) return;
       each_parameter([&]<int I>() {
-        if constexpr (parameter_is_sink<I, F>) slot<I>(at(b, h, i, 0)) -= std::exp(logit - lse) * delta;
+        if constexpr (parameter_is_sink<I, F>)
+          if (!out.parameters[I].empty()) slot<I>(at(b, h, i, 0)) -= std::exp(logit - lse) * delta;
       });
     }
   }
@@ -266,10 +329,10 @@ struct head_group {
   /// Where the gradient of parameter I at this position is summed, in the extents of its view, dense.
   template <int I>
   double& slot(position where) const {
-    auto const size = parameter_gradient<I>(f).size;
+    parameter_view<float> const to = parameter_gradient<I>(f);
     std::int64_t const index[] = {where.batch, where.head, where.q, where.k};
     std::int64_t offset = 0;
-    for (int x = 0; x < 4; ++x) offset = offset * size[x] + (size[x] == 1 ? 0 : index[x]);
+    for (int x = 0; x < 4; ++x) offset = offset * to.size[x] + (to.size[x] == 1 ? 0 : index[x]);
     return out.parameters[I][offset];
   }
 };
@@ -283,8 +346,8 @@ void run(problem<T> const& in, F const& f, arithmetic how, result& out) {
     for (std::int64_t i; (i = next++) < groups;) group.run(i / in.k.size.heads, i % in.k.size.heads);
   };
   std::vector<std::thread> others;
-  if (parameter_count<F> == 0)
-    for (int i = 1; i < in.threads; ++i) others.emplace_back(work);
+  bool const ordered = std::any_of(out.parameters.begin(), out.parameters.end(), [](auto const& p) { return !p.empty(); });
+  for (int i = 1; i < in.threads && !ordered; ++i) others.emplace_back(work);
   work();
   for (std::thread& t : others) t.join();
 }
@@ -308,10 +371,7 @@ result attention(problem<T> const& in, F const& given, arithmetic how = exact) {
   if (in.d_o) {
     out.d_q.resize(q.count()), out.d_k.resize(k.count()), out.d_v.resize(k.count());
     [&]<int... I>(std::integer_sequence<int, I...>) {
-      (out.parameters.push_back([&] {
-        auto const size = parameter_gradient<I>(f).size;
-        return std::vector<double>(size[0] * size[1] * size[2] * size[3]);
-      }()), ...);
+      (out.parameters.emplace_back(detail::wanted(parameter_gradient<I>(f))), ...);
     }(std::make_integer_sequence<int, parameter_count<bound_type>>{});
   }
   if (how.sums == number::f64) detail::run<double>(in, f, how, out);
