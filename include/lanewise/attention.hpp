@@ -41,17 +41,21 @@ struct on_cuda {
   CUstream_st* stream = nullptr;
 };
 
-/// What workspace sizes depend on besides the problem: a CPU with so many threads, or a GPU of compute capability
-/// sm / 10 with so many multiprocessors. A plan for another machine needs only its target.
-struct target {
-  int sm = 0;               ///< 90 for an H200; 0 for the CPU
-  int multiprocessors = 1;  ///< CPU threads where sm is 0
+/// What workspace sizes depend on besides the problem. A plan for another machine needs only its target.
+struct cpu_target {
+  int threads;
+  constexpr explicit cpu_target(int threads) : threads(threads) {}
 };
-constexpr target cpu_target(int threads) { return {0, threads}; }
+
+/// A GPU of compute capability sm / 10 (90 for an H200) with so many multiprocessors; zeros: no device.
+struct cuda_target {
+  int sm = 0;
+  int multiprocessors = 0;
+};
 
 /// The machine that a call will run on.
-target target_of(on_cpu) noexcept;
-target target_of(on_cuda) noexcept;
+cpu_target target_of(on_cpu) noexcept;
+cuda_target target_of(on_cuda) noexcept;
 
 /// Which gradients a backward will be asked for; only these count in its workspace.
 struct wanted {
@@ -96,9 +100,13 @@ status backward(on_cuda on, backward_args<C> const& a, F const& f = F{}, workspa
 
 /// Exact bytes of scratch that a call on `where` needs; q and k are the extents of those tensors. Pure host functions.
 template <config C, tuning T = tuning{}, class F = full>
-std::size_t forward_workspace(target where, extents q, extents k, F const& f = F{}) noexcept;
+std::size_t forward_workspace(cpu_target where, extents q, extents k, F const& f = F{}) noexcept;
 template <config C, tuning T = tuning{}, class F = full>
-std::size_t backward_workspace(target where, extents q, extents k, F const& f = F{}, wanted grads = {}) noexcept;
+std::size_t forward_workspace(cuda_target where, extents q, extents k, F const& f = F{}) noexcept;
+template <config C, tuning T = tuning{}, class F = full>
+std::size_t backward_workspace(cpu_target where, extents q, extents k, F const& f = F{}, wanted grads = {}) noexcept;
+template <config C, tuning T = tuning{}, class F = full>
+std::size_t backward_workspace(cuda_target where, extents q, extents k, F const& f = F{}, wanted grads = {}) noexcept;
 
 /// Turns a run-time head dim into a template argument:
 ///   dispatch<64, 96, 128>(d, [&]<int D> { return forward<config{.head_dim = D}>(...); })

@@ -14,7 +14,7 @@
 
 namespace lanewise {
 
-inline target target_of(on_cpu on) noexcept { return cpu_target(cpu::threads_of(on)); }
+inline cpu_target target_of(on_cpu on) noexcept { return cpu_target(cpu::threads_of(on)); }
 
 namespace cpu {
 
@@ -38,23 +38,24 @@ inline status no_kernel(cpu_isa isa) {
 }  // namespace cpu
 
 template <config C, tuning T, class F>
-std::size_t forward_workspace(target where, extents, extents, F const&) noexcept {
+std::size_t forward_workspace(cpu_target where, extents, extents, F const&) noexcept {
   static_assert(check_variant<F, false>());
-  return cpu::forward_kernel<C, T, bound<F>>::bytes(where.multiprocessors);
+  return cpu::forward_kernel<C, T, bound<F>>::bytes(where.threads);
 }
 
 template <config C, tuning T, class F>
-std::size_t backward_workspace(target where, extents q, extents k, F const& given, wanted grads) noexcept {
+std::size_t backward_workspace(cpu_target where, extents q, extents k, F const& given, wanted grads) noexcept {
   static_assert(check_variant<F, true>());
   auto const f = bind(given, cpu::shape_of(q, k));
-  return cpu::backward_kernel<C, T, bound<F>>::bytes(q, grads.d_q, where.multiprocessors) +
-         cpu::parameter_bytes<C, T>(f, where.multiprocessors);
+  return cpu::backward_kernel<C, T, bound<F>>::bytes(q, grads.d_q, where.threads) +
+         cpu::parameter_bytes<C, T>(f, where.threads);
 }
 
 template <config C, tuning T, class F>
 status forward(on_cpu on, forward_args<C> const& a, F const& given, workspace scratch) noexcept {
   static_assert(check_variant<F, false>());
   if (status s = check(a); !s) return s;
+  if (status s = validate(given, cpu::shape_of(a.q.size, a.k.size)); !s) return s;
   cpu::micro_kernels const* const run = cpu::kernels_for(on.isa);
   if (!run) return cpu::no_kernel(on.isa);
   if (status s = cpu::check_workspace(scratch, forward_workspace<C, T>(target_of(on), a.q.size, a.k.size, given)); !s) return s;
@@ -69,6 +70,7 @@ template <config C, tuning T, class F>
 status backward(on_cpu on, backward_args<C> const& a, F const& given, workspace scratch) noexcept {
   static_assert(check_variant<F, true>());
   if (status s = check(a); !s) return s;
+  if (status s = validate(given, cpu::shape_of(a.q.size, a.k.size)); !s) return s;
   cpu::micro_kernels const* const run = cpu::kernels_for(on.isa);
   if (!run) return cpu::no_kernel(on.isa);
   wanted const grads{bool(a.d_q), bool(a.d_k), bool(a.d_v)};
