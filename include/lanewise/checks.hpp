@@ -33,8 +33,8 @@ struct scalars {
   float scale;
 };
 
-/// No tensor may span more: offsets then fit 64 bits with room to add. 4 EiB is beyond any address space.
-inline constexpr double largest_span = 0x1p62;
+/// Bytes that no tensor may span: offsets then fit 64 bits with room to add a few. Beyond any address space.
+inline constexpr double largest_span = 0x1p60;
 /// Extents are 32-bit positions in a variant.
 inline constexpr std::int64_t extent_limit = std::int64_t(1) << 31;
 
@@ -100,7 +100,7 @@ constexpr bool overlaps_itself(tensor const& t) {
   std::int64_t below = run;  // each stride passes everything that the smaller ones reach: the ordinary case
   bool nested = true;
   for (int i = a.count - 1; i >= 0; --i) {
-    nested &= a.list[i].stride >= below && a.list[i].most > 0;
+    nested &= a.list[i].stride >= below;
     below += a.list[i].most * a.list[i].stride;
   }
   // Two dimensions of one stride, neither of extent 1, meet; `axes` would have merged them into one factor.
@@ -191,7 +191,7 @@ class checker {
                         double(t.size.heads - 1) * double(t.stride.heads) + double(t.size.head_dim);
     if (span * double(t.element) >= largest_span)
       return wrong(status_code::bad_stride, t.name, ": strides [", t.stride.batch, ", ", t.stride.sequence, ", ",
-                   t.stride.heads, "] span more than 2^62 bytes, past 64-bit offsets");
+                   t.stride.heads, "] span more than 2^60 bytes, past 64-bit offsets");
     if (output && overlaps_itself(t))
       return wrong(status_code::alias, t.name, " overlaps itself: strides [", t.stride.batch, ", ", t.stride.sequence,
                    ", ", t.stride.heads, "] for [", t.size.batch, ", ", t.size.sequence, ", ", t.size.heads, ", ",
@@ -270,7 +270,7 @@ inline status check_own_elements(char const* name, std::int64_t const (&size)[4]
                     stride[i]);
     if (double(size[i] - 1) * double(stride[i]) >= largest_span / sizeof(float))
       return fail(status_code::bad_stride, name, ": stride ", stride[i], " along dimension ", i,
-                  " spans more than 2^62 bytes");
+                  " spans more than 2^60 bytes");
     a.add(stride[i], 1 - size[i], size[i] - 1);
   }
   if (reaches(a, 0, 0, false, 0, 0))

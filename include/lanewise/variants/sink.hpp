@@ -14,6 +14,8 @@ struct sink {
 
   LANEWISE_HD constexpr float operator()(row at) const { return logit.at(at.batch, at.head, 0, 0); }
   LANEWISE_HD constexpr parameter_view<float> parameter_gradient() const { return d_logit; }
+  /// No score depends on the logit: it acts through LSE alone.
+  LANEWISE_HD constexpr float parameter_factor(float, position) const { return 0.f; }
 
   status validate(shape s) const {
     if (s.batch == 0 || s.heads == 0) return {};
