@@ -1,0 +1,43 @@
+// AdamW (Loshchilov and Hutter 2019) on a flat array of weights, with the gradient clipped by its global norm.
+//
+//   g *= min(1, clip / |g|),  m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2
+//   w -= lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps) + lr decay w        decay on matrices alone
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "model.hpp"
+#include "workers.hpp"
+
+namespace trainer {
+
+struct adamw_settings {
+  double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
+  double weight_decay = 0.1, clip = 1.0;
+  bool operator==(adamw_settings const&) const = default;
+};
+
+class adamw {
+ public:
+  adamw(adamw_settings const& settings, parameter_layout const& layout);
+
+  /// One update; t counts from 1. Returns the gradient's norm before clipping. Where it is not finite nothing changes.
+  /// squares: square_count() doubles.
+  double update(workers const& on, std::int64_t t, double learning_rate, float* weights, float const* gradients,
+                float* m, float* v, double* squares) const;
+  std::int64_t square_count() const { return std::int64_t(segments_.size()); }
+
+ private:
+  struct segment {
+    std::int64_t begin, end;
+    bool decays;
+  };
+  adamw_settings settings_;
+  std::vector<segment> segments_;  ///< the layout's weights in pieces of bounded size
+};
+
+/// Linear from 0 over `warmup` steps, then a cosine from `peak` to a tenth of it at `steps`; t counts from 1.
+double learning_rate_at(std::int64_t t, std::int64_t warmup, std::int64_t steps, double peak);
+
+}  // namespace trainer

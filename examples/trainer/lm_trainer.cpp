@@ -1,0 +1,203 @@
+#include "lm_trainer.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+
+#include "blas.hpp"
+#include "error.hpp"
+#include "exponential.hpp"
+
+namespace trainer {
+namespace {
+
+constexpr double sampling_temperature = 0.8;
+
+std::string mebibytes(std::size_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f MiB", double(bytes) / double(1 << 20));
+  return text;
+}
+
+/// The cheapest ways to a smaller plan, each with what it would need.
+std::string levers(lm_settings const& settings, int threads, std::size_t available) {
+  std::string text;
+  auto const consider = [&](char const* name, std::int64_t lm_settings::*value, std::int64_t smallest) {
+    lm_settings s = settings;
+    while (s.*value > smallest) {
+      s.*value = std::max(smallest, s.*value / 2);
+      if (std::size_t const bytes = lm_trainer::estimate(s, threads); bytes <= available) {
+        text += std::string(text.empty() ? "" : ", ") + "--" + name + " " + std::to_string(s.*value) + " (" +
+                mebibytes(bytes) + ")";
+        return;
+      }
+    }
+  };
+  consider("batch", &lm_settings::batch, 1);
+  consider("context", &lm_settings::context, 16);
+  consider("layers", &lm_settings::layers, 1);
+  return text.empty() ? "no smaller --batch, --context or --layers fits alone" : "these would fit: " + text;
+}
+
+window_order order_of(lm_settings const& s, text_data const& data) {
+  auto const size = std::int64_t(data.train.size());
+  if (size < s.context + 1)
+    throw no_samples("--context " + std::to_string(s.context) + " needs " + std::to_string(s.context + 1) +
+                     " bytes of training text, there are " + std::to_string(size));
+  return {size, s.context, std::uint64_t(s.seed)};
+}
+
+}  // namespace
+
+memory_budget budget_of(lm_settings const& settings) {
+  if (settings.memory_mb > 0) return {std::size_t(settings.memory_mb * (1 << 20)), 0};
+  std::ifstream in("/proc/meminfo");
+  std::string name;
+  for (std::size_t kibibytes; in >> name >> kibibytes; in.ignore(64, '\n'))
+    if (name == "MemAvailable:") return {kibibytes * 1024, std::size_t(256) << 20};
+  throw out_of_memory("/proc/meminfo does not say what is available; give a budget with --memory-mb");
+}
+
+lm_trainer::persistent_ids lm_trainer::record(lm_settings const& s, parameter_layout const& layout,
+                                              adamw const& optimiser, int threads, step_memory& memory) {
+  workers const on = workers::planning_for(threads);
+  cpu_ops<float> const op(on);
+  language_model<float> model(s.model(), s.attention(), layout);
+  std::int64_t const rows = s.batch * s.context;
+  persistent_ids const ids{.weights = memory.persistent<float>(layout.count(), "weights"),
+                           .gradients = memory.persistent<float>(layout.count(), "gradients"),
+                           .m = memory.persistent<float>(layout.count(), "first moments"),
+                           .v = memory.persistent<float>(layout.count(), "second moments"),
+                           .squares = memory.persistent<double>(optimiser.square_count(), "squares"),
+                           .rotary = memory.persistent<float>(s.context * s.head_dim, "rotary"),
+                           .tokens = memory.persistent<std::int32_t>(rows, "tokens"),
+                           .targets = memory.persistent<std::int32_t>(rows, "targets"),
+                           .loss = memory.persistent<float>(rows, "loss"),
+                           .logits = memory.persistent<float>(s.context * 256, "sample logits")};
+  memory.graph(train_graph);
+  model.train(op, memory, {s.batch, s.context, nullptr, nullptr}, nullptr, nullptr, 0, nullptr, nullptr);
+  memory.graph(evaluate_graph);
+  model.evaluate(op, memory, {s.batch, s.context, nullptr, nullptr}, nullptr, nullptr, nullptr);
+  memory.graph(sample_graph);
+  model.predict(op, memory, {1, s.context, nullptr, nullptr}, nullptr, nullptr, nullptr);
+  memory.graph(probe_graph);
+  attention_site<float> const site(s.attention(), {s.batch, s.context, s.heads, s.kv_heads, s.head_dim}, on);
+  memory.take<std::byte>(std::int64_t(site.probe_bytes()), "attention probe");
+  memory.plan();
+  return ids;
+}
+
+std::size_t lm_trainer::estimate(lm_settings const& s, int threads) {
+  step_memory memory;
+  parameter_layout const layout(s.model());
+  record(s, layout, adamw(s.optimiser(), layout), threads, memory);
+  return memory.peak();
+}
+
+lm_trainer::lm_trainer(lm_settings const& s, text_data const& data, lanewise::thread_pool& pool, memory_budget budget)
+    : settings_(s), data_(&data), on_(pool), layout_(s.model()), optimiser_(s.optimiser(), layout_),
+      model_(s.model(), s.attention(), layout_), order_(order_of(s, data)) {
+  keep_blas_single_threaded();
+  ids_ = record(s, layout_, optimiser_, pool.size(), memory_);
+  std::size_t const available = budget.free > budget.reserve ? budget.free - budget.reserve : 0;
+  std::string const numbers = "est " + mebibytes(memory_.peak()) + ", free " + mebibytes(budget.free) + ", reserve " +
+                              mebibytes(budget.reserve);
+  if (memory_.peak() > available) throw out_of_memory(numbers + "; " + levers(s, pool.size(), available));
+  try {
+    memory_.bind();
+  } catch (named_error const& refused) {
+    throw out_of_memory(numbers + ": " + refused.what());
+  }
+  memory_.graph(probe_graph);
+  attention_site<float> const site(s.attention(), {s.batch, s.context, s.heads, s.kv_heads, s.head_dim}, on_);
+  kernels_ = site.probe(memory_.take<std::byte>(std::int64_t(site.probe_bytes()), "attention probe").get());
+  fill_rotary_table(s.context, s.head_dim, s.model().rope_theta, memory_.at<float>(ids_.rotary));
+}
+
+void lm_trainer::start() {
+  initialise(layout_, settings_.model(), std::uint64_t(settings_.seed), weights().data());
+  std::ranges::fill(first_moments(), 0.f);
+  std::ranges::fill(second_moments(), 0.f);
+}
+
+token_batch lm_trainer::batch(std::int64_t windows) const {
+  return {windows, settings_.context, memory_.at<std::int32_t>(ids_.tokens), memory_.at<std::int32_t>(ids_.targets)};
+}
+
+step_result lm_trainer::step(std::int64_t t) {
+  token_batch const in = batch(settings_.batch);
+  for (std::int64_t i = 0; i < in.batch; ++i)
+    copy_window(data_->train, order_.begin_of(position_after(t - 1) + i), in.sequence,
+                memory_.at<std::int32_t>(ids_.tokens) + i * in.sequence,
+                memory_.at<std::int32_t>(ids_.targets) + i * in.sequence);
+  cpu_ops<float> const op(on_);
+  float* const gradients = memory_.at<float>(ids_.gradients);
+  float* const loss = memory_.at<float>(ids_.loss);
+  op.zero(layout_.count(), gradients);
+  memory_.graph(train_graph);
+  model_.train(op, memory_, in, weights().data(), memory_.at<float>(ids_.rotary), 1.f / float(in.rows()), gradients,
+               loss);
+  double sum = 0;
+  for (std::int64_t i = 0; i < in.rows(); ++i) sum += double(loss[i]);
+
+  step_result r{sum / double(in.rows()),
+                learning_rate_at(t, settings_.warmup, settings_.steps, settings_.learning_rate), 0};
+  r.gradient_norm = optimiser_.update(on_, t, r.learning_rate, weights().data(), gradients, first_moments().data(),
+                                      second_moments().data(), memory_.at<double>(ids_.squares));
+  if (!std::isfinite(r.loss) || !std::isfinite(r.gradient_norm))
+    throw loss_not_finite("step " + std::to_string(t) + ": loss " + std::to_string(r.loss) + ", gradient norm " +
+                          std::to_string(r.gradient_norm) +
+                          "; a smaller --lr or --clip may help; the last checkpoint is untouched");
+  return r;
+}
+
+double lm_trainer::validate(std::int64_t windows) {
+  auto const size = std::int64_t(data_->validation.size());
+  windows = std::min(windows, workers::piece_count(size - 1, settings_.context));
+  token_batch const in = batch(settings_.batch);
+  float* const loss = memory_.at<float>(ids_.loss);
+  double sum = 0;
+  std::int64_t count = 0;
+  for (std::int64_t first = 0; first < windows; first += in.batch) {
+    for (std::int64_t i = 0; i < in.batch; ++i)  // beyond the last window: past the text, where nothing is a target
+      copy_window(data_->validation, first + i < windows ? (first + i) * in.sequence : size, in.sequence,
+                  memory_.at<std::int32_t>(ids_.tokens) + i * in.sequence,
+                  memory_.at<std::int32_t>(ids_.targets) + i * in.sequence);
+    memory_.graph(evaluate_graph);
+    model_.evaluate(cpu_ops<float>(on_), memory_, in, weights().data(), memory_.at<float>(ids_.rotary), loss);
+    for (std::int64_t i = 0; i < in.rows(); ++i) {
+      sum += double(loss[i]);
+      count += in.targets[i] != no_target;
+    }
+  }
+  return sum / double(count);
+}
+
+std::string lm_trainer::sample(std::string const& prompt, std::int64_t bytes) {
+  std::string text = '\0' + prompt;
+  random_numbers draw(std::uint64_t(settings_.seed), stream::sampling);
+  std::int32_t* const tokens = memory_.at<std::int32_t>(ids_.tokens);
+  float* const logits = memory_.at<float>(ids_.logits);
+  for (std::int64_t i = 0; i < bytes; ++i) {
+    auto const used = std::min<std::int64_t>(std::int64_t(text.size()), settings_.context);
+    for (std::int64_t j = 0; j < settings_.context; ++j)  // what follows the text changes nothing: attention is causal
+      tokens[j] = j < used ? std::uint8_t(text[text.size() - std::size_t(used - j)]) : 0;
+    memory_.graph(sample_graph);
+    model_.predict(cpu_ops<float>(on_), memory_, batch(1), weights().data(), memory_.at<float>(ids_.rotary), logits);
+    float* const row = logits + (used - 1) * 256;
+    float const most = *std::max_element(row, row + 256);
+    for (int c = 0; c < 256; ++c) row[c] = (row[c] - most) / float(sampling_temperature);
+    exponentials(256, row, row);
+    double sum = 0, reached = 0;
+    for (int c = 0; c < 256; ++c) sum += double(row[c]);
+    double const wanted = draw.uniform() * sum;
+    int chosen = 0;
+    for (; chosen < 255 && (reached += double(row[chosen])) < wanted; ++chosen) {
+    }
+    text += char(chosen);
+  }
+  return text.substr(1 + prompt.size());
+}
+
+}  // namespace trainer

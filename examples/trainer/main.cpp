@@ -1,0 +1,34 @@
+// lanewise-train: trains models through lanewise's attention. `lanewise-train lm` is a byte language model; --help says
+// the rest, docs/trainer.md more.
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <new>
+
+#include "error.hpp"
+#include "lm_command.hpp"
+
+int main(int argc, char** argv) {
+  CLI::App app("Trains models through lanewise's attention, on the CPU.", "lanewise-train");
+  app.require_subcommand(1);
+  CLI::App* const lm = app.add_subcommand(
+      "lm", "a byte language model (Qwen3 architecture) on text files; by default on the Debian package fortunes");
+  trainer::lm_options options;
+  trainer::add_lm_options(*lm, options);
+  CLI11_PARSE(app, argc, argv);
+  try {
+    trainer::forget_zeros(options);
+    return trainer::run_lm(options);
+  } catch (trainer::named_error const& e) {
+    std::fflush(stdout);
+    std::fprintf(stderr, "error: %s: %s\n", e.name.c_str(), e.what());
+    return e.exit_code;
+  } catch (std::bad_alloc const&) {
+    std::fprintf(stderr, "error: out-of-memory: the system refused memory beside the plan, such as for the text\n");
+    return 6;
+  } catch (std::exception const& e) {
+    std::fprintf(stderr, "error: failed: %s\n", e.what());
+    return 1;
+  }
+}

@@ -1,0 +1,228 @@
+#include "options.hpp"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <type_traits>
+
+#include "error.hpp"
+
+namespace trainer {
+namespace {
+
+std::string text_of(std::string const& value) { return value; }
+template <class Number>
+requires std::is_arithmetic_v<Number> std::string text_of(Number value) {
+  char digits[32];
+  return {digits, std::to_chars(digits, digits + sizeof digits, value).ptr};
+}
+
+template <class T>
+bool is_zero(T const& value) {
+  if constexpr (std::is_arithmetic_v<T>) return value == T(0);
+  else return false;
+}
+
+/// Values that a preset stands for; they fill what is open and pin nothing.
+struct preset {
+  char const* name;
+  std::int64_t layers, hidden, heads, kv_heads, head_dim, ffn, context, batch, steps;
+  double learning_rate;
+};
+constexpr preset presets[] = {
+    {"small", 4, 128, 4, 2, 32, 384, 256, 4, 600, 3e-3},  // 0.8 million weights, 40 s on two Zen 4 cores
+    {"tiny", 2, 64, 2, 1, 32, 128, 64, 4, 40, 3e-3},      // seconds; for tests
+};
+
+preset const& preset_named(std::string const& name) {
+  for (preset const& p : presets)
+    if (name == p.name) return p;
+  throw bad_option("--preset: " + name + " is neither small nor tiny");
+}
+
+void require(bool ok, std::string const& sentence) {
+  if (!ok) throw bad_option(sentence);
+}
+
+void check(lm_settings const& s) {
+  for_each_field(
+      [](field const& f, auto const& value) {
+        if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(value)>>)
+          require(value >= 0, std::string("--") + f.name + ": " + text_of(value) + " is negative");
+      },
+      s);
+  require(s.heads % s.kv_heads == 0,
+          "--kv-heads: " + text_of(s.kv_heads) + " does not divide --heads " + text_of(s.heads));
+  require(s.head_dim % 2 == 0 && s.head_dim <= 256,
+          "--head-dim: " + text_of(s.head_dim) + " is not an even number up to 256");
+  require(s.validation_share < 0.9, "--validation: " + text_of(s.validation_share) + " leaves too little to train on");
+  require(s.warmup <= s.steps, "--warmup: " + text_of(s.warmup) + " is more than --steps " + text_of(s.steps));
+  require(s.attn == "flash" || s.attn == "exact", "--attn: " + s.attn + " is neither flash nor exact");
+  require(s.ablate == "none" || s.ablate == "attention", "--ablate: " + s.ablate + " is neither none nor attention");
+  require(s.documents == "file" || s.documents == "percent",
+          "--documents: " + s.documents + " is neither file nor percent");
+}
+
+}  // namespace
+
+attention_kind lm_settings::attention() const {
+  if (ablate == "attention") return attention_kind::ablated;
+  return attn == "exact" ? attention_kind::exact : attention_kind::flash;
+}
+
+void add_lm_options(CLI::App& app, lm_options& o) {
+  app.add_option("--data", o.data, "text files, or directories of them. Default: the Debian package fortunes");
+  for_each_field(
+      [&](field const& f, auto& value) {
+        std::string help = f.help;
+        if (f.zero_is_unset) help += ". 0: unset";
+        app.add_option(std::string("--") + f.name, value, help);
+      },
+      o);
+  app.add_option("--out", o.out, "directory of everything that the run writes")->capture_default_str();
+  app.add_flag("--resume", o.resume, "continue from the newest checkpoint in --out, bit for bit");
+  app.add_flag("--overwrite", o.overwrite, "delete an earlier run's files in --out first");
+}
+
+void forget_zeros(lm_options& o) {
+  for_each_field(
+      [](field const& f, auto& value) {
+        if (f.zero_is_unset && value && is_zero(*value)) value.reset();
+      },
+      o);
+}
+
+lm_options parse_lm(std::vector<std::string> const& arguments) {
+  CLI::App app;
+  lm_options o;
+  add_lm_options(app, o);
+  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+  try {
+    app.parse(reversed);
+  } catch (CLI::ParseError const& e) {
+    throw bad_option(e.what());
+  }
+  forget_zeros(o);
+  return o;
+}
+
+std::vector<std::string> arguments_of(lm_options const& o) {
+  std::vector<std::string> arguments;
+  if (!o.data.empty()) arguments.push_back("--data");
+  arguments.insert(arguments.end(), o.data.begin(), o.data.end());
+  for_each_field(
+      [&](field const& f, auto const& value) {
+        if (value) arguments.insert(arguments.end(), {std::string("--") + f.name, text_of(*value)});
+      },
+      o);
+  if (o.out != lm_options{}.out) arguments.insert(arguments.end(), {"--out", o.out});
+  if (o.resume) arguments.push_back("--resume");
+  if (o.overwrite) arguments.push_back("--overwrite");
+  return arguments;
+}
+
+lm_settings resolve(lm_options const& o) {
+  lm_settings s;
+  s.data = o.data;
+  s.out = o.out;
+  for_each_field(
+      [&](field const& f, auto const& asked) {
+        if (asked) s.from_user.insert(f.name);
+      },
+      o);
+
+  s.preset = o.preset.value_or("small");
+  preset const& p = preset_named(s.preset);
+  s.layers = o.layers.value_or(p.layers);
+  s.hidden = o.hidden.value_or(p.hidden);
+  s.heads = o.heads.value_or(p.heads);
+  s.kv_heads = o.kv_heads.value_or(s.heads % p.kv_heads == 0 ? p.kv_heads : 1);
+  s.head_dim = o.head_dim.value_or(p.head_dim);
+  s.ffn = o.ffn.value_or(o.hidden ? 3 * s.hidden : p.ffn);
+  s.context = o.context.value_or(p.context);
+  s.batch = o.batch.value_or(p.batch);
+  s.steps = o.steps.value_or(p.steps);
+  s.learning_rate = o.learning_rate.value_or(p.learning_rate);
+
+  auto const part_of_steps = [&](std::int64_t parts) {
+    return std::max<std::int64_t>(1, (s.steps + parts - 1) / parts);
+  };
+  s.warmup = o.warmup.value_or(part_of_steps(20));
+  s.weight_decay = o.weight_decay.value_or(adamw_settings{}.weight_decay);
+  s.clip = o.clip.value_or(adamw_settings{}.clip);
+  s.validate_every = o.validate_every.value_or(part_of_steps(8));
+  s.checkpoint_every = o.checkpoint_every.value_or(part_of_steps(5));
+  s.log_every = o.log_every.value_or(part_of_steps(20));
+  s.keep_last = o.keep_last.value_or(2);
+
+  s.documents = o.documents.value_or(o.data.empty() ? "percent" : "file");
+  s.max_len = o.max_len.value_or(0);
+  s.validation_share = o.validation_share.value_or(0.05);
+  s.seed = o.seed.value_or(1);
+  s.attn = o.attn.value_or("flash");
+  s.ablate = o.ablate.value_or("none");
+  s.threads = o.threads.value_or(std::max(1u, std::thread::hardware_concurrency()));
+  s.sample_bytes = o.sample_bytes.value_or(240);
+  s.prompt = o.prompt.value_or("");
+  s.min_free_gb = o.min_free_gb.value_or(0.1);
+  s.memory_mb = o.memory_mb.value_or(0);
+  check(s);
+  return s;
+}
+
+std::string describe(lm_settings const& s) {
+  std::string user = "options source=user:", automatic = "options source=auto:";
+  if (!s.data.empty()) {
+    user += " --data";
+    for (std::string const& d : s.data) user += " " + d;
+  }
+  for_each_field(
+      [&](field const& f, auto const& value) {
+        bool const open = f.zero_is_unset && is_zero(value);
+        std::string text = text_of(value);
+        if constexpr (std::is_same_v<decltype(text), std::remove_cvref_t<decltype(value)>>) text = "'" + text + "'";
+        (s.from_user.contains(f.name) ? user : automatic) +=
+            std::string(" --") + f.name + " " + (open ? "unset" : text);
+      },
+      s);
+  return user + "\n" + automatic + "\n";
+}
+
+std::string to_json(lm_settings const& s) {
+  nlohmann::json j;
+  for_each_field(
+      [&](field const& f, auto const& value) {
+        if (f.changes_result)
+          j[f.name] = {{"value", value}, {"source", s.from_user.contains(f.name) ? "user" : "auto"}};
+      },
+      s);
+  return j.dump();
+}
+
+lm_options continue_from(lm_options const& options, std::string const& saved, std::set<std::string>& from_user) {
+  lm_options merged = options;
+  nlohmann::json const j = nlohmann::json::parse(saved);
+  for_each_field(
+      [&](field const& f, auto& value) {
+        if (!f.changes_result) {
+          if (value) from_user.insert(f.name);
+          return;
+        }
+        using type = typename std::remove_cvref_t<decltype(value)>::value_type;
+        type const before = j.at(f.name).at("value").template get<type>();
+        if (value && *value != before)
+          throw resume_mismatch(std::string("--") + f.name + " is " + text_of(*value) +
+                                ", but the run to continue has " + text_of(before) +
+                                "; the result would be neither run's");
+        value = before;
+        if (j.at(f.name).at("source") == "user") from_user.insert(f.name);
+      },
+      merged);
+  forget_zeros(merged);
+  return merged;
+}
+
+}  // namespace trainer

@@ -1,0 +1,139 @@
+// Options of `lanewise-train lm`. What the user did not set is not there (std::optional), so no number has to stand for
+// "unset" and every value knows where it came from: user, or auto. One list, for_each_field, says what the options are;
+// the command line, the log, the command that is printed back and the checkpoint all walk it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "adamw.hpp"
+#include "model.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace trainer {
+
+/// Wrap is std::optional for what was asked, or `plain` for what will be done.
+template <template <class> class Wrap>
+struct lm_fields {
+  Wrap<std::string> preset, documents, attn, ablate, prompt;
+  Wrap<std::int64_t> max_len, seed, layers, hidden, heads, kv_heads, head_dim, ffn, context, batch, steps, warmup;
+  Wrap<double> validation_share, learning_rate, weight_decay, clip;
+  Wrap<std::int64_t> threads, validate_every, checkpoint_every, keep_last, log_every, sample_bytes;
+  Wrap<double> min_free_gb, memory_mb;
+};
+template <class T>
+using plain = T;
+
+struct lm_options : lm_fields<std::optional> {
+  std::vector<std::string> data;
+  std::string out = "lanewise-train-out";
+  bool resume = false, overwrite = false;
+};
+
+/// Every value decided, and which of them the user decided.
+struct lm_settings : lm_fields<plain> {
+  std::vector<std::string> data;
+  std::string out;
+  std::set<std::string> from_user;
+
+  model_shape model() const { return {256, layers, hidden, heads, kv_heads, head_dim, ffn, 10000}; }
+  adamw_settings optimiser() const { return {.weight_decay = weight_decay, .clip = clip}; }
+  attention_kind attention() const;
+};
+
+/// What one option is, apart from its value.
+struct field {
+  char const* name;  ///< without the dashes
+  char const* help;
+  bool zero_is_unset;   ///< 0 on the command line is the same as leaving the option out
+  bool changes_result;  ///< a resumed run must have the value of the run that it continues
+};
+
+/// f(field, set.member ...) for every option, with the same member of each set.
+template <class F, class... Sets>
+void for_each_field(F&& f, Sets&... sets) {
+  constexpr bool unset = true, result = true;
+  f(field{"preset", "sizes to start from: small (default), tiny", !unset, result}, sets.preset...);
+  f(field{"documents",
+          "a file is one document (file), or lines of a single % part its documents (percent). Default: "
+          "percent for the default text, file for --data",
+          !unset, result},
+    sets.documents...);
+  f(field{"max-len", "leave out documents longer than so many bytes; nothing is ever cut. Default: none are left out",
+          unset, result},
+    sets.max_len...);
+  f(field{"validation", "share of the documents kept for validation", unset, result}, sets.validation_share...);
+  f(field{"seed", "of weights, split, order and samples", !unset, result}, sets.seed...);
+  f(field{"layers", "transformer layers", unset, result}, sets.layers...);
+  f(field{"hidden", "width of the residual stream", unset, result}, sets.hidden...);
+  f(field{"heads", "query heads", unset, result}, sets.heads...);
+  f(field{"kv-heads", "key/value heads, a divisor of --heads", unset, result}, sets.kv_heads...);
+  f(field{"head-dim", "32, 64 or 128 with --attn flash; any even number up to 256 with exact", unset, result},
+    sets.head_dim...);
+  f(field{"ffn", "width of the SwiGLU layer", unset, result}, sets.ffn...);
+  f(field{"context", "tokens (bytes) of a window", unset, result}, sets.context...);
+  f(field{"batch", "windows of a step", unset, result}, sets.batch...);
+  f(field{"steps", "optimiser steps", unset, result}, sets.steps...);
+  f(field{"lr", "peak learning rate", unset, result}, sets.learning_rate...);
+  f(field{"warmup", "steps over which the learning rate rises; 0: none. Default: a twentieth of --steps", !unset,
+          result},
+    sets.warmup...);
+  f(field{"weight-decay", "decoupled, on matrices; 0: none", !unset, result}, sets.weight_decay...);
+  f(field{"clip", "largest global norm of the gradient", unset, result}, sets.clip...);
+  f(field{"attn", "flash: through lanewise; exact: the materialised softmax chain on BLAS", !unset, result},
+    sets.attn...);
+  f(field{"ablate", "none, or attention: its output is zero, so that its worth can be seen", !unset, result},
+    sets.ablate...);
+  f(field{"threads", "Default: the processors at hand. The result does not depend on it", unset, !result},
+    sets.threads...);
+  f(field{"validate-every", "steps between looks at part of the validation text. Default: an eighth of --steps", unset,
+          result},
+    sets.validate_every...);
+  f(field{"checkpoint-every", "steps between checkpoints. Default: a fifth of --steps", unset, !result},
+    sets.checkpoint_every...);
+  f(field{"keep-last", "checkpoints kept; older ones are deleted", unset, !result}, sets.keep_last...);
+  f(field{"log-every", "steps between progress lines where the output is no terminal. Default: a twentieth of --steps",
+          unset, !result},
+    sets.log_every...);
+  f(field{"sample-bytes", "length of the text generated before and after; 0: none", !unset, !result},
+    sets.sample_bytes...);
+  f(field{"prompt", "what the samples begin with; default: the start of a document", !unset, !result}, sets.prompt...);
+  f(field{"min-free-gb", "stop with disk-low rather than leave less free (10^9 bytes)", unset, !result},
+    sets.min_free_gb...);
+  f(field{"memory-mb", "budget of the planned memory (2^20 bytes). Default: what the system has available, less 256",
+          unset, !result},
+    sets.memory_mb...);
+}
+
+/// Adds the options to a CLI11 command, which fills `options` when it parses; call forget_zeros afterwards.
+void add_lm_options(CLI::App& app, lm_options& options);
+/// Makes unset what is documented as "0 is unset" and was given as 0.
+void forget_zeros(lm_options& options);
+
+/// The options of an argument list, program and subcommand left out. Throws bad-option; an option that is documented as
+/// "0 is unset" and given 0 comes out unset.
+lm_options parse_lm(std::vector<std::string> const& arguments);
+
+/// The arguments that parse_lm turns into `options`; unset options leave no trace.
+std::vector<std::string> arguments_of(lm_options const& options);
+
+/// Decides every value that `options` leaves open. Throws bad-option, with the numbers, where values do not fit.
+lm_settings resolve(lm_options const& options);
+
+/// The two log lines "options source=user: ..." and "options source=auto: ...".
+std::string describe(lm_settings const& settings);
+
+/// For the checkpoint: {"steps": {"value": 600, "source": "auto"}, ...} of what changes the result.
+std::string to_json(lm_settings const& settings);
+
+/// The options that continue the run whose to_json was saved: its values where `options` leaves them open. Throws
+/// resume-mismatch where a set value would change the result. The run's own sources are kept in `from_user`.
+lm_options continue_from(lm_options const& options, std::string const& saved, std::set<std::string>& from_user);
+
+}  // namespace trainer
