@@ -113,7 +113,7 @@ struct of {
 };
 
 /// 2^x: x = n + f, n the nearest integer, |f| <= 1/2; 2^f by the degree-5 minimax polynomial (relative error 7.5e-8), n
-/// added to the exponent bits. Below 2^-126 the result is 0, above 2^128 infinity; NaN stays NaN.
+/// added to the exponent bits. Below 2^-126 the result is 0, from 2^127.5 on infinity; NaN stays NaN.
 template <int Lanes>
 [[gnu::always_inline]] inline void exp2(typename of<Lanes>::floats& x) {
   using V = typename of<Lanes>::floats;
