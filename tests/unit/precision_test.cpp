@@ -40,9 +40,7 @@ struct format {
 
 constexpr format half{10, 15}, brain{7, 127};
 
-bool same(double a, double b) {
-  return std::isnan(a) ? std::isnan(b) : a == b && std::signbit(a) == std::signbit(b);
-}
+bool same(double a, double b) { return std::isnan(a) ? std::isnan(b) : a == b && std::signbit(a) == std::signbit(b); }
 
 template <class T>
 void every_pattern_widens(format const& f) {

@@ -32,7 +32,7 @@ TEST_CASE("a failed status is false and has its code and sentence") {
 }
 
 TEST_CASE("every code has its name") {
-  char const* const names[] = {"ok",    "null_view",    "bad_extent",    "bad_stride",  "alias",
+  char const* const names[] = {"ok",           "null_view",     "bad_extent",  "bad_stride",    "alias",
                                "bad_argument", "bad_workspace", "unsupported", "out_of_memory", "device_error"};
   for (int i = 0; i < 10; ++i) CHECK(std::string(name_of(status_code(i))) == names[i]);
   CHECK(std::string(name_of(status_code(10))) == "unknown");
