@@ -54,6 +54,15 @@ def sources(root: Path):
 
 
 @rule
+def linkage(root: Path):
+    """No shared library of ours: a rebuild never changes a running program."""
+    for path in everything(root, ("meson.build",)):
+        for n, line in lines(path):
+            if re.search(r"\b(shared_library|shared_module|both_libraries|library)\(", line.split("#")[0]):
+                yield path, n, "may build a shared library; say static_library"
+
+
+@rule
 def headers(root: Path):
     """Every header of the library is compiled alone: it stands in tests/compile/meson.build."""
     listed = quoted(root / "tests/compile/meson.build")

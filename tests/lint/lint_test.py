@@ -16,6 +16,7 @@ CASES = {
         ({"bench/meson.build": "['x.cu']", "bench/x.cu": ""}, {"bench/meson.build": "# 'x.cu'"}),
         ({"tests/meson.build": ""}, {"tests/meson.build": "run_command('find', '.')"}),
     ],
+    "linkage": [({"tests/meson.build": "static_library('a')"}, {"tests/meson.build": "library('a')"})],
     "headers": [
         ({"tests/compile/meson.build": "'cpu/a.hpp'", "include/lanewise/cpu/a.hpp": ""},
          {"include/lanewise/cpu/b.hpp": ""}),
