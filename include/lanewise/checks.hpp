@@ -41,7 +41,6 @@ inline constexpr std::int64_t extent_limit = std::int64_t(1) << 31;
 constexpr bool has_elements(extents const& e) {
   return e.batch != 0 && e.sequence != 0 && e.heads != 0 && e.head_dim != 0;
 }
-constexpr bool occupies(tensor const& t) { return t.data != 0 && has_elements(t.size); }
 
 // Overlaps. Two runs of bytes meet where an integer combination of strides, each factor within its range, falls into an
 // interval. The largest stride is tried first: what the others can still add bounds its factor to few values.
@@ -131,6 +130,12 @@ constexpr std::uintptr_t end_of(tensor const& t) {
   return t.data + std::uintptr_t(last) * t.element;
 }
 
+/// A tensor and the bytes [begin, end) from its first to its last element; begin == end where it has no memory.
+struct placed {
+  tensor const* t = nullptr;
+  std::uintptr_t begin = 0, end = 0;
+};
+
 // Each check returns true when all is well and otherwise writes the status: a status is 240 bytes, too much to hand
 // around in a call that must stay under a microsecond.
 
@@ -173,9 +178,36 @@ class checker {
     return size(v, k.size, "k");
   }
 
+  /// Checks a list of tensors' memory and says where each lies.
+  template <int N>
+  bool place(tensor const* const (&list)[N], bool output, placed (&to)[N]) {
+    for (int i = 0; i < N; ++i) {
+      tensor const& t = *list[i];
+      to[i].t = &t;
+      if (t.data == 0 || !has_elements(t.size)) continue;
+      if (!memory(t, output)) return false;
+      to[i].begin = t.data;
+      to[i].end = end_of(t);
+    }
+    return true;
+  }
+
+  /// Every output against every input and every earlier output.
+  template <int I, int O>
+  bool apart(placed const (&inputs)[I], placed const (&outputs)[O]) {
+    for (int i = 0; i < O; ++i) {
+      for (placed const& input : inputs)
+        if (meet(outputs[i], input) && !apart_from_input(*outputs[i].t, *input.t)) return false;
+      for (int j = 0; j < i; ++j)
+        if (meet(outputs[i], outputs[j]) && share_a_byte(*outputs[i].t, *outputs[j].t))
+          return wrong_overlap(*outputs[i].t, *outputs[j].t);
+    }
+    return true;
+  }
+
+ private:
   /// Strides, alignment and span; an output also has every element to itself.
   bool memory(tensor const& t, bool output) {
-    if (!has_elements(t.size)) return true;
     if (t.data % t.element != 0)
       return wrong(status_code::bad_argument, t.name, ": the address is ", t.data % t.element,
                    " bytes past a multiple of its element's ", t.element);
@@ -199,10 +231,9 @@ class checker {
     return true;
   }
 
-  /// No byte of an output lies between the first and the last of an input, unless both are slices of one buffer with
-  /// equal outer strides and share no byte.
+  /// Byte ranges of an output and an input may meet only where both are slices of one buffer with equal outer strides
+  /// and share no byte.
   bool apart_from_input(tensor const& output, tensor const& input) {
-    if (!ranges_meet(output, input)) return true;
     std::int64_t const a = std::int64_t(output.element), b = std::int64_t(input.element);
     bool const same_batch =
         (output.size.batch == 1 && input.size.batch == 1) || output.stride.batch * a == input.stride.batch * b;
@@ -211,12 +242,6 @@ class checker {
     return (same_batch && same_sequence && !share_a_byte(output, input)) || wrong_overlap(output, input);
   }
 
-  /// No element of one output is an element of the other.
-  bool apart_from_output(tensor const& x, tensor const& y) {
-    return !ranges_meet(x, y) || !share_a_byte(x, y) || wrong_overlap(x, y);
-  }
-
- private:
   template <class... Parts>
   bool wrong(status_code code, Parts... parts) {
     result_ = fail(code, parts...);
@@ -246,9 +271,7 @@ class checker {
     return wrong(status_code::bad_stride, t.name, ": stride 0 along ", along, " of extent ", n,
                  "; only an input can be broadcast");
   }
-  static bool ranges_meet(tensor const& x, tensor const& y) {
-    return occupies(x) && occupies(y) && x.data < end_of(y) && y.data < end_of(x);
-  }
+  static bool meet(placed const& x, placed const& y) { return x.begin < y.end && y.begin < x.end; }
 
   status& result_;
 };
@@ -290,14 +313,8 @@ inline status check_forward(scalars const& c, tensor const& q, tensor const& k, 
   if (!check.given(o)) return result;
   if (!check.queries_and_keys(c, q, k, v) || !check.size(o, q.size, "q")) return result;
   if (lse.data && !check.size(lse, lse_extents(q.size), "q")) return result;
-  for (tensor const* t : inputs)
-    if (!check.memory(*t, false)) return result;
-  for (tensor const* t : outputs) {
-    if (t->data && !check.memory(*t, true)) return result;
-    for (tensor const* input : inputs)
-      if (!check.apart_from_input(*t, *input)) return result;
-  }
-  if (!check.apart_from_output(o, lse)) return result;
+  placed in[3], out[2];
+  (void)(check.place(inputs, false, in) && check.place(outputs, true, out) && check.apart(in, out));
   return result;
 }
 
@@ -318,17 +335,8 @@ inline status check_backward(scalars const& c, tensor const& q, tensor const& k,
   if (d_q.data && !check.size(d_q, q.size, "q")) return result;
   if (d_k.data && !check.size(d_k, k.size, "k")) return result;
   if (d_v.data && !check.size(d_v, k.size, "k")) return result;
-  for (tensor const* t : inputs)
-    if (t->data && !check.memory(*t, false)) return result;
-  for (tensor const* t : outputs) {
-    if (t->data && !check.memory(*t, true)) return result;
-    for (tensor const* input : inputs)
-      if (!check.apart_from_input(*t, *input)) return result;
-    for (tensor const* other : outputs) {
-      if (other == t) break;
-      if (!check.apart_from_output(*t, *other)) return result;
-    }
-  }
+  placed in[7], out[3];
+  (void)(check.place(inputs, false, in) && check.place(outputs, true, out) && check.apart(in, out));
   return result;
 }
 

@@ -307,7 +307,7 @@ TEST_CASE("every pair of output and input is looked at") {
   forward([](auto& c) { c.a.o.data = c.m[1]; }, "o overlaps k: ");
   forward([](auto& c) { c.a.o.data = c.m[2]; }, "o overlaps v: ");
   forward([](auto& c) { c.a.lse.data = c.m[0]; }, "lse overlaps q: ");
-  forward([](auto& c) { c.a.lse.data = c.m[3]; }, "o overlaps lse: ");
+  forward([](auto& c) { c.a.lse.data = c.m[3]; }, "lse overlaps o: ");
 }
 
 TEST_CASE("slices of one qkv buffer [B, S, 3, H, D]") {
