@@ -16,7 +16,15 @@ int main(int argc, char** argv) {
       "lm", "a byte language model (Qwen3 architecture) on text files; by default on the Debian package fortunes");
   trainer::lm_options options;
   trainer::add_lm_options(*lm, options);
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (CLI::CallForHelp const& e) {
+    return app.exit(e);
+  } catch (CLI::ParseError const& e) {
+    trainer::named_error const error = trainer::bad_option(e.what());
+    std::fprintf(stderr, "error: %s: %s; --help lists the options\n", error.name.c_str(), error.what());
+    return error.exit_code;
+  }
   try {
     trainer::forget_zeros(options);
     return trainer::run_lm(options);

@@ -223,8 +223,9 @@ void language_model<T>::train(cpu_ops<T> const& op, step_memory& memory, token_b
   op.embed_backward(rows, hidden, in.tokens, d_x, gradients + layout_->embedding());
 }
 
+/// The final norm's output, which the logits are made of.
 template <class T>
-void language_model<T>::forward_logits(scene const& s, T* logits) const {
+buffer<T> language_model<T>::forward(scene const& s) const {
   std::int64_t const rows = s.in.rows(), hidden = shape_.hidden;
   buffer<T> x = s.take(hidden, "x");
   s.op.embed(rows, hidden, s.in.tokens, s.weights + layout_->embedding(), x);
@@ -232,24 +233,26 @@ void language_model<T>::forward_logits(scene const& s, T* logits) const {
     layer_tape<T> forgotten;
     x = layer_forward(s, i, std::move(x), forgotten);
   }
-  buffer<T> const normed = s.take(hidden, "normed"), inverse = s.take(1, "inverse");
+  buffer<T> normed = s.take(hidden, "normed");
+  buffer<T> const inverse = s.take(1, "inverse");
   s.op.rms_norm(rows, hidden, x, s.weights + layout_->final_norm(), normed, inverse);
-  s.op.linear(rows, hidden, shape_.vocabulary, normed, s.weights + layout_->embedding(), nullptr, logits);
+  return normed;
 }
 
 template <class T>
 void language_model<T>::evaluate(cpu_ops<T> const& op, step_memory& memory, token_batch const& in, T const* weights,
                                  T const* rotary, T* loss) {
   scene const s{op, memory, in, weights, rotary};
-  buffer<T> const logits = s.take(shape_.vocabulary, "logits");
-  forward_logits(s, logits);
+  buffer<T> const normed = forward(s), logits = s.take(shape_.vocabulary, "logits");
+  op.linear(in.rows(), shape_.hidden, shape_.vocabulary, normed, weights + layout_->embedding(), nullptr, logits);
   op.cross_entropy(in.rows(), shape_.vocabulary, in.targets, T(1), logits, loss);
 }
 
 template <class T>
 void language_model<T>::predict(cpu_ops<T> const& op, step_memory& memory, token_batch const& in, T const* weights,
                                 T const* rotary, T* logits) {
-  forward_logits({op, memory, in, weights, rotary}, logits);
+  buffer<T> const normed = forward({op, memory, in, weights, rotary});
+  op.linear(in.rows(), shape_.hidden, shape_.vocabulary, normed, weights + layout_->embedding(), nullptr, logits);
 }
 
 template void initialise(parameter_layout const&, model_shape const&, std::uint64_t, float*);

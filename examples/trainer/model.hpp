@@ -100,7 +100,7 @@ class language_model {
   void layer_backward(scene const& s, std::int64_t layer, layer_tape<T>& tape, T* d_x, T* gradients) const;
   void attention_backward(scene const& s, std::int64_t layer, layer_tape<T>& tape, T* d_x, T* gradients) const;
   void mlp_backward(scene const& s, std::int64_t layer, layer_tape<T>& tape, T* d_x, T* gradients) const;
-  void forward_logits(scene const& s, T* logits) const;
+  buffer<T> forward(scene const& s) const;
   attention_site<T> site(scene const& s) const;
   attention_inputs<T> views(scene const& s, T const* qk, T const* qkv) const;
   head_shape heads(scene const& s) const;

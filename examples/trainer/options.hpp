@@ -49,72 +49,80 @@ struct lm_settings : lm_fields<plain> {
 
 /// What one option is, apart from its value.
 struct field {
+  char const* group;
   char const* name;  ///< without the dashes
   char const* help;
-  bool zero_is_unset;   ///< 0 on the command line is the same as leaving the option out
-  bool changes_result;  ///< a resumed run must have the value of the run that it continues
+  bool zero_is_unset = true;   ///< 0 on the command line is the same as leaving the option out
+  bool changes_result = true;  ///< a resumed run must have the value of the run that it continues
 };
 
 /// f(field, set.member ...) for every option, with the same member of each set.
 template <class F, class... Sets>
 void for_each_field(F&& f, Sets&... sets) {
-  constexpr bool unset = true, result = true;
-  f(field{"preset", "sizes to start from: small (default), tiny", !unset, result}, sets.preset...);
-  f(field{"documents",
-          "a file is one document (file), or lines of a single % part its documents (percent). Default: "
-          "percent for the default text, file for --data",
-          !unset, result},
+  constexpr bool unset = true, is_value = false, no_result = false;
+  f(field{"Text", "documents",
+          "file: a file is one document; percent: lines of a single % part its documents. Default: percent for the "
+          "default text, file for --data",
+          is_value},
     sets.documents...);
-  f(field{"max-len", "leave out documents longer than so many bytes; nothing is ever cut. Default: none are left out",
-          unset, result},
+  f(field{"Text", "max-len",
+          "leave out documents longer than so many bytes; nothing is ever cut. Default: none are left out"},
     sets.max_len...);
-  f(field{"validation", "share of the documents kept for validation", unset, result}, sets.validation_share...);
-  f(field{"seed", "of weights, split, order and samples", !unset, result}, sets.seed...);
-  f(field{"layers", "transformer layers", unset, result}, sets.layers...);
-  f(field{"hidden", "width of the residual stream", unset, result}, sets.hidden...);
-  f(field{"heads", "query heads", unset, result}, sets.heads...);
-  f(field{"kv-heads", "key/value heads, a divisor of --heads", unset, result}, sets.kv_heads...);
-  f(field{"head-dim", "32, 64 or 128 with --attn flash; any even number up to 256 with exact", unset, result},
+  f(field{"Text", "validation", "share of the documents kept for validation"}, sets.validation_share...);
+  f(field{"Model", "preset", "sizes to start from: small or tiny", is_value}, sets.preset...);
+  f(field{"Model", "layers", "transformer layers"}, sets.layers...);
+  f(field{"Model", "hidden", "width of the residual stream"}, sets.hidden...);
+  f(field{"Model", "heads", "query heads"}, sets.heads...);
+  f(field{"Model", "kv-heads", "key/value heads, a divisor of --heads"}, sets.kv_heads...);
+  f(field{"Model", "head-dim", "32, 64 or 128 with --attn flash, any even number up to 256 with exact"},
     sets.head_dim...);
-  f(field{"ffn", "width of the SwiGLU layer", unset, result}, sets.ffn...);
-  f(field{"context", "tokens (bytes) of a window", unset, result}, sets.context...);
-  f(field{"batch", "windows of a step", unset, result}, sets.batch...);
-  f(field{"steps", "optimiser steps", unset, result}, sets.steps...);
-  f(field{"lr", "peak learning rate", unset, result}, sets.learning_rate...);
-  f(field{"warmup", "steps over which the learning rate rises; 0: none. Default: a twentieth of --steps", !unset,
-          result},
-    sets.warmup...);
-  f(field{"weight-decay", "decoupled, on matrices; 0: none", !unset, result}, sets.weight_decay...);
-  f(field{"clip", "largest global norm of the gradient", unset, result}, sets.clip...);
-  f(field{"attn", "flash: through lanewise; exact: the materialised softmax chain on BLAS", !unset, result},
+  f(field{"Model", "ffn", "width of the SwiGLU layer; three times --hidden where that alone is set"}, sets.ffn...);
+  f(field{"Model", "attn", "flash: through lanewise; exact: the materialised softmax chain on BLAS", is_value},
     sets.attn...);
-  f(field{"ablate", "none, or attention: its output is zero, so that its worth can be seen", !unset, result},
+  f(field{"Model", "ablate", "none, or attention: its output is zero, to see what it is worth", is_value},
     sets.ablate...);
-  f(field{"threads", "Default: the processors at hand. The result does not depend on it", unset, !result},
-    sets.threads...);
-  f(field{"validate-every", "steps between looks at part of the validation text. Default: an eighth of --steps", unset,
-          result},
+  f(field{"Training", "context", "bytes of a window"}, sets.context...);
+  f(field{"Training", "batch", "windows of a step"}, sets.batch...);
+  f(field{"Training", "steps", "optimiser steps"}, sets.steps...);
+  f(field{"Training", "lr", "peak learning rate"}, sets.learning_rate...);
+  f(field{"Training", "warmup", "steps over which the learning rate rises; 0: none. Default: a twentieth of --steps",
+          is_value},
+    sets.warmup...);
+  f(field{"Training", "weight-decay", "decoupled, on matrices; 0: none", is_value}, sets.weight_decay...);
+  f(field{"Training", "clip", "largest global norm of the gradient"}, sets.clip...);
+  f(field{"Training", "seed", "of weights, split, order and samples", is_value}, sets.seed...);
+  f(field{"Training", "validate-every",
+          "steps between looks at part of the validation text. Default: an eighth of --steps"},
     sets.validate_every...);
-  f(field{"checkpoint-every", "steps between checkpoints. Default: a fifth of --steps", unset, !result},
-    sets.checkpoint_every...);
-  f(field{"keep-last", "checkpoints kept; older ones are deleted", unset, !result}, sets.keep_last...);
-  f(field{"log-every", "steps between progress lines where the output is no terminal. Default: a twentieth of --steps",
-          unset, !result},
-    sets.log_every...);
-  f(field{"sample-bytes", "length of the text generated before and after; 0: none", !unset, !result},
-    sets.sample_bytes...);
-  f(field{"prompt", "what the samples begin with; default: the start of a document", !unset, !result}, sets.prompt...);
-  f(field{"min-free-gb", "stop with disk-low rather than leave less free (10^9 bytes)", unset, !result},
-    sets.min_free_gb...);
-  f(field{"memory-mb", "budget of the planned memory (2^20 bytes). Default: what the system has available, less 256",
-          unset, !result},
+  f(field{"Machine", "threads", "the result does not depend on it. Default: the processors at hand", unset, no_result},
+    sets.threads...);
+  f(field{"Machine", "memory-mb",
+          "budget of the planned memory, 2^20 bytes. Default: what the system has available, less 256", unset,
+          no_result},
     sets.memory_mb...);
+  f(field{"Machine", "min-free-gb", "stop with disk-low rather than leave less than so many 10^9 bytes free", unset,
+          no_result},
+    sets.min_free_gb...);
+  f(field{"Output", "checkpoint-every", "steps between checkpoints. Default: a fifth of --steps", unset, no_result},
+    sets.checkpoint_every...);
+  f(field{"Output", "keep-last", "checkpoints kept; older ones are deleted", unset, no_result}, sets.keep_last...);
+  f(field{"Output", "log-every",
+          "steps between progress lines where the output is no terminal. Default: a twentieth of --steps", unset,
+          no_result},
+    sets.log_every...);
+  f(field{"Output", "sample-bytes", "length of the text generated before and after; 0: none", is_value, no_result},
+    sets.sample_bytes...);
+  f(field{"Output", "prompt", "what the samples begin with. Default: the start of a document", is_value, no_result},
+    sets.prompt...);
 }
 
 /// Adds the options to a CLI11 command, which fills `options` when it parses; call forget_zeros afterwards.
 void add_lm_options(CLI::App& app, lm_options& options);
 /// Makes unset what is documented as "0 is unset" and was given as 0.
 void forget_zeros(lm_options& options);
+
+/// The options that a preset sets, "small" or "tiny". Throws bad-option.
+lm_options preset_named(std::string const& name);
 
 /// The options of an argument list, program and subcommand left out. Throws bad-option; an option that is documented as
 /// "0 is unset" and given 0 comes out unset.

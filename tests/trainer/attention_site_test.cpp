@@ -1,0 +1,160 @@
+// The attention site: exact against finite differences, flash against exact, ablated against zero.
+#include "attention_site.hpp"
+
+#include "error.hpp"
+#include "support.hpp"
+
+using namespace trainer;
+using test::check_gradient, test::dot, test::normal, test::relative_error;
+
+namespace {
+
+/// Queries and keys side by side in one buffer, values in another, as the model lays them.
+struct layout {
+  attention_shape s;
+  std::int64_t qk_stride() const { return (s.q_heads + s.kv_heads) * s.head_dim; }
+  std::int64_t v_stride() const { return (s.kv_heads + 1) * s.head_dim; }  // one head's gap before the values
+  std::int64_t tokens() const { return s.batch * s.sequence; }
+  template <class T>
+  lanewise::view<T> view(T* data, std::int64_t stride, std::int64_t first, std::int64_t heads) const {
+    return {data + first * s.head_dim,
+            {s.batch, s.sequence, heads, s.head_dim},
+            {s.sequence * stride, stride, s.head_dim, 1}};
+  }
+  template <class T>
+  lanewise::view<T> q(T* qk) const {
+    return view(qk, qk_stride(), 0, s.q_heads);
+  }
+  template <class T>
+  lanewise::view<T> k(T* qk) const {
+    return view(qk, qk_stride(), s.q_heads, s.kv_heads);
+  }
+  template <class T>
+  lanewise::view<T> v(T* qkv) const {
+    return view(qkv, v_stride(), 1, s.kv_heads);
+  }
+  template <class T>
+  lanewise::view<T> o(T* o) const {
+    return view(o, s.q_heads * s.head_dim, 0, s.q_heads);
+  }
+};
+
+template <class T>
+struct result {
+  std::vector<T> o, d_qk, d_v;
+};
+
+/// Forward and backward of one site from the same f64 numbers.
+template <class T>
+result<T> run(layout const& at, attention_kind kind, std::vector<double> const& qk, std::vector<double> const& v,
+              std::vector<double> const& d_o, int threads = 2) {
+  lanewise::thread_pool pool(threads);
+  attention_site<T> const site(kind, at.s, workers(pool));
+  std::vector<T> const qk_t(qk.begin(), qk.end()), v_t(v.begin(), v.end()), d_o_t(d_o.begin(), d_o.end());
+  std::size_t const align = lanewise::workspace_alignment,
+                    bytes = std::max(site.forward_scratch(), site.backward_scratch());
+  std::vector<std::byte> room(bytes + align);
+  auto* const scratch =
+      reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(room.data()) + align - 1) / align * align);
+  std::vector<T> saved(std::size_t(site.saved_count()));
+  result<T> r{std::vector<T>(d_o.size(), T(99)), std::vector<T>(qk.size(), T(99)), std::vector<T>(v.size(), T(99))};
+  attention_inputs<T> const in{at.q(qk_t.data()), at.k(qk_t.data()), at.v(v_t.data())};
+  site.forward(in, at.o(r.o.data()), saved.data(), scratch);
+  site.backward(in, at.o(static_cast<T const*>(r.o.data())), saved.data(), at.o(d_o_t.data()),
+                {at.q(r.d_qk.data()), at.k(r.d_qk.data()), at.v(r.d_v.data())}, scratch);
+  return r;
+}
+
+struct problem {
+  layout at;
+  std::vector<double> qk, v, d_o;
+  explicit problem(attention_shape s)
+      : at{s}, qk(normal<double>(std::size_t(at.tokens() * at.qk_stride()), 1)),
+        v(normal<double>(std::size_t(at.tokens() * at.v_stride()), 2)),
+        d_o(normal<double>(std::size_t(at.tokens() * s.q_heads * s.head_dim), 3)) {}
+};
+
+}  // namespace
+
+TEST_CASE("exact: causal softmax attention with grouped heads, and its gradients by finite differences") {
+  problem p({.batch = 2, .sequence = 7, .q_heads = 4, .kv_heads = 2, .head_dim = 6});
+  result<double> const r = run<double>(p.at, attention_kind::exact, p.qk, p.v, p.d_o);
+
+  std::int64_t const t = 7 + 4, h = 3, kv = 1;  // the fifth token of the second sequence
+  double sum = 0, expected[6] = {};
+  for (std::int64_t j = 7; j <= t; ++j) {
+    double score = 0;
+    for (int i = 0; i < 6; ++i) score += p.qk[(t * 6 + h) * 6 + i] * p.qk[(j * 6 + 4 + kv) * 6 + i];
+    double const w = std::exp(score / std::sqrt(6.0));
+    sum += w;
+    for (int i = 0; i < 6; ++i) expected[i] += w * p.v[(j * 3 + 1 + kv) * 6 + i];
+  }
+  for (int i = 0; i < 6; ++i) CHECK(r.o[(t * 4 + h) * 6 + i] == doctest::Approx(expected[i] / sum).epsilon(1e-12));
+
+  auto const loss = [&] { return dot(run<double>(p.at, attention_kind::exact, p.qk, p.v, p.d_o).o, p.d_o); };
+  std::vector<double> d_v = r.d_v;
+  for (std::size_t i = 0; i < d_v.size(); ++i)
+    if (i % 18 < 6) {
+      REQUIRE(d_v[i] == 99);  // the gap between tokens is not the site's
+      d_v[i] = 0;
+    }
+  check_gradient("q and k", p.qk, r.d_qk, loss, 5);
+  check_gradient("v", p.v, d_v, loss, 5);
+}
+
+TEST_CASE("flash equals exact within twice the error that exact has in f32") {
+  for (attention_shape const s : {attention_shape{2, 65, 4, 2, 32}, {1, 200, 2, 1, 64}, {1, 33, 3, 3, 128}}) {
+    CAPTURE(s.head_dim);
+    problem const p(s);
+    result<double> const r = run<double>(p.at, attention_kind::exact, p.qk, p.v, p.d_o);
+    result<float> const exact = run<float>(p.at, attention_kind::exact, p.qk, p.v, p.d_o);
+    result<float> const flash = run<float>(p.at, attention_kind::flash, p.qk, p.v, p.d_o);
+    auto const bar = [](std::vector<float> const& x, std::vector<double> const& ref) {
+      return 2 * relative_error(x, ref) + 2e-7;
+    };
+    CHECK(relative_error(flash.o, r.o) <= bar(exact.o, r.o));
+    CHECK(relative_error(flash.d_qk, r.d_qk) <= bar(exact.d_qk, r.d_qk));
+    CHECK(relative_error(flash.d_v, r.d_v) <= bar(exact.d_v, r.d_v));
+  }
+}
+
+TEST_CASE("each kind gives the same bits on one thread and on three") {
+  problem const p({.batch = 3, .sequence = 50, .q_heads = 4, .kv_heads = 2, .head_dim = 32});
+  for (attention_kind const kind : {attention_kind::flash, attention_kind::exact}) {
+    result<float> const one = run<float>(p.at, kind, p.qk, p.v, p.d_o, 1),
+                        three = run<float>(p.at, kind, p.qk, p.v, p.d_o, 3);
+    CHECK(one.o == three.o);
+    CHECK(one.d_qk == three.d_qk);
+    CHECK(one.d_v == three.d_v);
+  }
+}
+
+TEST_CASE("ablated: the output and every gradient are zero, and nothing else is written") {
+  problem const p({.batch = 2, .sequence = 5, .q_heads = 4, .kv_heads = 2, .head_dim = 32});
+  result<float> const r = run<float>(p.at, attention_kind::ablated, p.qk, p.v, p.d_o);
+  for (float x : r.o) CHECK(x == 0.f);
+  for (float x : r.d_qk) CHECK(x == 0.f);
+  for (std::size_t i = 0; i < r.d_v.size(); ++i) CHECK(r.d_v[i] == (i % 96 < 32 ? 99.f : 0.f));
+}
+
+TEST_CASE("a shape without a kernel is refused by name, with the number") {
+  lanewise::thread_pool pool(1);
+  auto const make = [&] { attention_site<float>(attention_kind::flash, {1, 8, 2, 1, 48}, workers(pool)); };
+  CHECK_THROWS_AS(make(), named_error);
+  try {
+    make();
+  } catch (named_error const& e) {
+    CHECK(e.name == "attn-unsupported");
+    CHECK(std::string(e.what()).find("48") != std::string::npos);
+  }
+  CHECK_NOTHROW(attention_site<float>(attention_kind::exact, {1, 8, 2, 1, 48}, workers(pool)));
+}
+
+TEST_CASE("the probe runs the site's real shape and names both kernels") {
+  lanewise::thread_pool pool(2);
+  attention_site<float> const site(attention_kind::flash, {2, 40, 4, 2, 32}, workers(pool));
+  std::vector<std::byte> room(site.probe_bytes() + 128);
+  std::string const names = site.probe(room.data() + (128 - reinterpret_cast<std::uintptr_t>(room.data()) % 128));
+  CHECK(names.find("forward ") == 0);
+  CHECK(names.find("backward ") != std::string::npos);
+}

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Every way to fail has a name, an exit code and its numbers; nothing is cut, nothing falls back in silence.
+source "$(dirname "$0")/common.sh"
+quick=("$train" lm --preset tiny --steps 3 --sample-bytes 0 --overwrite)
+
+# --max-len filters by document and says what it kept.
+mkdir text
+for n in 900 1500 2300; do head -c "$n" /dev/zero | tr '\0' x >"text/$n"; done
+expect 0 "data: 1 documents of 3 files, skipped_long=2 skipped_bad=0, max_len requested=1024 actual=900" "${quick[@]}" --data text --max-len 1024
+expect 0 "skipped_long=0 skipped_bad=0, max_len requested=4096 actual=2300" "${quick[@]}" --data text --max-len 4096
+expect 0 "max_len requested=none actual=2300" "${quick[@]}" --data text --max-len 0
+expect 4 "error: no-samples: no document is left of 3 files: skipped_long 3, skipped_bad 0" "${quick[@]}" --data text --max-len 500
+printf 'a\0b' >text/binary
+expect 0 "skipped_long=0 skipped_bad=1" "${quick[@]}" --data text
+expect 4 "error: no-samples: --context 5000 needs 5001 bytes of training text" "${quick[@]}" --data text --context 5000
+expect 3 "error: no-data: --data: there is no nowhere" "${quick[@]}" --data nowhere
+
+# Options: what is documented as unset is unset, and the log says who decided.
+expect 0 "options source=user: --preset 'tiny' --seed 7 --sample-bytes 0" "$train" lm --preset tiny --steps 0 --sample-bytes 0 --seed 7 --out log
+grep -q '^options source=auto: .*--steps 40 ' output || fail "--steps 0 is not unset"
+expect 2 "error: bad-option: --steps" "${quick[@]}" --steps 3
+expect 2 "error: bad-option: The following argument was not expected: --nonsense" "$train" lm --nonsense
+expect 2 "error: bad-option: --kv-heads: 3 does not divide --heads 4" "$train" lm --heads 4 --kv-heads 3
+
+# Memory: an estimate over the budget, and a refusal by the system, end cleanly with the numbers.
+expect 6 "error: out-of-memory: est 3." "${quick[@]}" --memory-mb 3
+grep -q 'est [0-9.]* MiB, free 3.0 MiB, reserve 0.0 MiB; these would fit: --batch 2 ' output || { cat output; fail "no numbers, or no way out"; }
+expect 0 "memory: plan 2." "${quick[@]}" --memory-mb 3 --batch 2
+refused() { (ulimit -v 2000000; exec "$@"); }
+expect 6 "error: out-of-memory: est " refused "${quick[@]}" --memory-mb 100000 --batch 6000
+grep -qE 'est [0-9.]+ MiB, free 100000.0 MiB, reserve 0.0 MiB: the system refused a buffer of [0-9]+ bytes' output || { cat output; fail "no numbers"; }
+
+expect 7 "error: attn-unsupported: dispatch: 48 is not among the 3 values" "${quick[@]}" --head-dim 48
+expect 0 "attention: materialised softmax on BLAS" "${quick[@]}" --head-dim 48 --attn exact
+expect 10 "error: out-exists: lanewise-train-out holds a run" "$train" lm --preset tiny --steps 3
+expect 11 "error: loss-not-finite: step 2: " "${quick[@]}" --lr 1e30
+touch file
+expect 12 "error: write-failed: --out: cannot create file" "$train" lm --preset tiny --out file
+expect 0 "--resume" "$train" lm --help
+[ "$(grep -c -- '--' output)" -ge 25 ] || fail "--help lists few options"

@@ -1,0 +1,247 @@
+// A run in one process: resuming, memory, checkpoints and their files, exact against flash, the loss curve.
+#include <nlohmann/json.hpp>
+
+#include "checkpoint.hpp"
+#include "error.hpp"
+#include "loss_curve.hpp"
+#include "support.hpp"
+
+using namespace trainer;
+using test::scratch;
+
+namespace {
+
+bool has(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
+
+template <class F>
+std::string error_of(F const& f) {
+  try {
+    f();
+  } catch (named_error const& e) {
+    return e.name + ": " + e.what();
+  }
+  return "no error";
+}
+
+/// Numbers written out: text that has something to learn from, made anew in every test.
+text_data const& counting() {
+  static text_data const data = [] {
+    scratch dir;
+    std::string text;
+    for (int i = 0; i < 3000; ++i) text += std::to_string(i * 7919 % 10007) + (i % 10 == 9 ? "\n%\n" : " ");
+    text_request request;
+    request.paths = {dir.write("numbers", text)};
+    request.rule = document_rule::percent;
+    return load_text(request);
+  }();
+  return data;
+}
+
+lm_settings settings(std::vector<std::string> const& more = {}) {
+  lm_options o = parse_lm(more);
+  o.preset = "tiny";
+  o.steps = 12;
+  if (!o.threads) o.threads = 2;
+  return resolve(o);
+}
+
+constexpr memory_budget plenty{std::size_t(1) << 32, 0};
+
+struct run {
+  lm_settings s;
+  lanewise::thread_pool pool;
+  lm_trainer trainer;
+  explicit run(lm_settings const& s, text_data const& data = counting())
+      : s(s), pool(int(s.threads)), trainer(s, data, pool, plenty) {
+    trainer.start();
+  }
+  std::vector<double> steps(std::int64_t from, std::int64_t to) {
+    std::vector<double> losses;
+    for (std::int64_t t = from; t <= to; ++t) losses.push_back(trainer.step(t).loss);
+    return losses;
+  }
+  std::vector<float> weights() {
+    auto const w = trainer.weights();
+    return {w.begin(), w.end()};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("the loss falls, and the same settings give the same bits on any number of threads") {
+  run one(settings({"--threads", "1"})), three(settings({"--threads", "3"}));
+  std::vector<double> const losses = one.steps(1, 12);
+  CHECK(losses.back() < losses.front() - 0.5);
+  CHECK(losses == three.steps(1, 12));
+  CHECK(one.weights() == three.weights());
+  CHECK(one.trainer.validate() == three.trainer.validate());
+  CHECK(one.trainer.sample("1", 20) == three.trainer.sample("1", 20));
+  run other(settings({"--seed", "2"}));
+  CHECK(other.steps(1, 1) != run(settings()).steps(1, 1));
+}
+
+TEST_CASE("a run continued from a checkpoint equals the one that never stopped, bit for bit") {
+  scratch dir;
+  run_directory const directory(dir.path / "out", 0);
+  run straight(settings()), first(settings()), second(settings());
+  std::vector<double> const losses = straight.steps(1, 12);
+  first.steps(1, 5);
+  save_checkpoint(directory, {5, to_json(first.s), "d", "log\n"}, first.trainer);
+  auto const path = directory.newest_checkpoint();
+  REQUIRE(path);
+  checkpoint_header const header = read_header(*path);
+  CHECK(header.step == 5);
+  CHECK(header.options == to_json(first.s));
+  CHECK(header.data == "d");
+  CHECK(header.log == "log\n");
+  second.trainer.weights()[0] = 99;
+  load_weights(*path, second.trainer);
+  std::vector<double> const rest = second.steps(6, 12);
+  CHECK(rest == std::vector<double>(losses.begin() + 5, losses.end()));
+  CHECK(second.weights() == straight.weights());
+}
+
+TEST_CASE("flash and exact stay twins: losses agree to f32 rounding over the run") {
+  run flash(settings()), exact(settings({"--attn", "exact"}));
+  std::vector<double> const a = flash.steps(1, 12), b = exact.steps(1, 12);
+  CHECK(a != b);  // two algorithms, so not the same bits
+  for (std::size_t i = 0; i < a.size(); ++i) CHECK(std::abs(a[i] - b[i]) < 1e-4);
+}
+
+TEST_CASE("validation is the mean over every byte but the first, whatever the batch") {
+  run a(settings({"--batch", "4"})), b(settings({"--batch", "7"}));
+  CHECK(a.trainer.validate() == doctest::Approx(b.trainer.validate()).epsilon(1e-6));
+  // Untrained logits are close to 0, so every byte costs close to ln 256.
+  CHECK(a.trainer.validate() == doctest::Approx(std::log(256.0)).epsilon(0.02));
+}
+
+TEST_CASE("the plan is refused exactly when it is larger than free less reserve, with the numbers and a way out") {
+  lm_settings const s = settings();
+  std::size_t const need = lm_trainer::estimate(s, 2);
+  lanewise::thread_pool pool(2);
+  std::mt19937_64 engine(1);
+  for (int i = 0; i < 40; ++i) {
+    std::size_t const budget = i == 0 ? need : i == 1 ? need - 1 : need / 2 + engine() % need;
+    std::size_t const reserve = i < 2 ? 0 : engine() % (need / 4);
+    auto const make = [&] { lm_trainer(s, counting(), pool, {budget, reserve}); };
+    CAPTURE(budget);
+    CHECK((error_of(make) == "no error") == (budget >= reserve + need));
+  }
+  std::string const error = error_of([&] { lm_trainer(s, counting(), pool, {need - 1, 0}); });
+  CHECK(has(error, "out-of-memory: est "));
+  CHECK(has(error, ", free "));
+  CHECK(has(error, ", reserve 0.0 MiB; these would fit: --batch 2 ("));
+  lm_settings smaller = s;
+  smaller.batch = 2;
+  CHECK_NOTHROW(lm_trainer(smaller, counting(), pool, {need - 1, 0}));
+  CHECK(has(error_of([&] {
+              lm_trainer(s, counting(), pool, {1000, 0});
+            }),
+            "no smaller --batch, --context or --layers fits alone"));
+}
+
+TEST_CASE("a window that is longer than the text is refused, not cut") {
+  text_data tiny_text;
+  tiny_text.train.assign(64, 'a');
+  tiny_text.validation.assign(10, 'a');
+  CHECK(has(error_of([&] { run(settings(), tiny_text); }),
+            "no-samples: --context 64 needs 65 bytes of training text, there are 64"));
+  tiny_text.train.push_back('a');
+  CHECK_NOTHROW(run(settings(), tiny_text).steps(1, 2));
+}
+
+TEST_CASE("a loss that is not finite ends the run by name") {
+  run r(settings());
+  r.trainer.weights()[3] = NAN;
+  CHECK(has(error_of([&] { r.steps(1, 1); }), "loss-not-finite: step 1: "));
+}
+
+TEST_CASE("checkpoints: the newest by number, the last kept, other files left alone") {
+  scratch dir;
+  run_directory const directory(dir.path, 0);
+  CHECK_FALSE(directory.holds_a_run());
+  CHECK_FALSE(directory.newest_checkpoint());
+  run r(settings());
+  for (std::int64_t step : {999999, 2, 1000000, 30}) save_checkpoint(directory, {step, "{}", "", ""}, r.trainer);
+  dir.write("checkpoint-mine.safetensors", "x");
+  CHECK(directory.newest_checkpoint() == directory.checkpoint_path(1000000));
+  directory.keep_last(2);
+  CHECK_FALSE(std::filesystem::exists(directory.checkpoint_path(2)));
+  CHECK_FALSE(std::filesystem::exists(directory.checkpoint_path(30)));
+  CHECK(std::filesystem::exists(directory.checkpoint_path(999999)));
+  CHECK(directory.holds_a_run());
+  directory.clear();
+  CHECK_FALSE(directory.holds_a_run());
+  CHECK(std::filesystem::exists(dir.path / "checkpoint-mine.safetensors"));
+}
+
+TEST_CASE("a broken checkpoint is refused with its path and reason") {
+  scratch dir;
+  run_directory const directory(dir.path, 0);
+  run r(settings()), wider(settings({"--ffn", "160"}));
+  save_checkpoint(directory, {4, "{}", "", ""}, r.trainer);
+  auto const path = directory.checkpoint_path(4);
+  CHECK(has(error_of([&] { load_weights(path, wider.trainer); }), "bad-checkpoint: " + path.string()));
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) - 10);
+  CHECK(has(error_of([&] { read_header(path); }), "bad-checkpoint: " + path.string()));
+  CHECK(has(error_of([&] { read_header(dir.path / "checkpoint-000005.safetensors"); }), "bad-checkpoint"));
+  save_model(directory, r.s.model(), 64, r.trainer);
+  CHECK(has(error_of([&] { read_header(dir.path / "model.safetensors"); }), "bad-checkpoint"));
+}
+
+TEST_CASE("the disk guard counts what will be written, and leaves what is there whole") {
+  scratch dir;
+  run r(settings());
+  double const free_gb = double(std::filesystem::space(dir.path).available) / 1e9;
+  run_directory const full(dir.path, free_gb + 100), open(dir.path, 0);
+  save_checkpoint(open, {1, "{}", "", ""}, r.trainer);
+  CHECK(has(error_of([&] { save_checkpoint(full, {2, "{}", "", ""}, r.trainer); }), "disk-low: " + dir.path.string()));
+  CHECK(open.newest_checkpoint() == open.checkpoint_path(1));
+  CHECK(read_header(open.checkpoint_path(1)).step == 1);
+  CHECK(has(error_of([&] { open.require_room(std::uint64_t(1) << 60); }), "disk-low"));
+  CHECK(error_of([&] { open.require_room(1000); }) == "no error");
+}
+
+TEST_CASE("the final model has Hugging Face's names, shapes and configuration") {
+  scratch dir;
+  run_directory const directory(dir.path, 0);
+  run r(settings());
+  save_model(directory, r.s.model(), 64, r.trainer);
+  nlohmann::json const config = nlohmann::json::parse(std::ifstream(dir.path / "config.json"));
+  CHECK(config.at("model_type") == "qwen3");
+  CHECK(config.at("num_key_value_heads") == 1);
+  CHECK(config.at("head_dim") == 32);
+  CHECK(config.at("tie_word_embeddings") == true);
+  std::ifstream in(dir.path / "model.safetensors", std::ios::binary);
+  std::uint64_t length = 0;
+  in.read(reinterpret_cast<char*>(&length), 8);
+  std::string header(length, ' ');
+  in.read(header.data(), std::streamsize(length));
+  nlohmann::json const tensors = nlohmann::json::parse(header);
+  CHECK(tensors.at("model.layers.1.self_attn.k_proj.weight").at("shape") == nlohmann::json{32, 64});
+  CHECK(tensors.at("model.layers.0.mlp.down_proj.weight").at("shape") == nlohmann::json{64, 128});
+  CHECK(tensors.at("model.embed_tokens.weight").at("dtype") == "F32");
+}
+
+TEST_CASE("the loss curve is drawn from the log") {
+  std::string log;
+  for (int t = 1; t <= 100; ++t)
+    log += "{\"step\":" + std::to_string(t) + ",\"loss\":" + std::to_string(3.0 - t * 0.01) +
+           ",\"learning_rate\":1,\"gradient_norm\":1}\n";
+  log += "{\"step\":50,\"validation_loss\":2.25}\n{\"step\":100,\"validation_loss\":2.0}\n";
+  loss_curve const curve = loss_curve::from_log(log, 2.6);
+  REQUIRE(curve.training.size() == 100);
+  REQUIRE(curve.validation.size() == 2);
+  CHECK(curve.validation[1].loss == 2.0);
+  std::string const plain = curve.terminal(40, 10, true);
+  CHECK(std::count(plain.begin(), plain.end(), '\n') == 13);  // title, 10 rows, axis, labels
+  CHECK(std::all_of(plain.begin(), plain.end(), [](char c) { return static_cast<unsigned char>(c) < 128; }));
+  CHECK(std::count(plain.begin(), plain.end(), 'o') >= 2);
+  // The lower half of the plot holds the end of the fall, the upper half its beginning.
+  std::size_t const first_mark = plain.find('.', plain.find('\n'));
+  CHECK(first_mark != std::string::npos);
+  std::string const svg = curve.svg("title");
+  CHECK(has(svg, "<svg"));
+  CHECK(has(svg, "</svg>"));
+  CHECK(has(svg, "add-one bigram 2.600"));
+}
