@@ -19,6 +19,7 @@ namespace lanewise {
 
 /// Alignment of the parts unless the layout says otherwise.
 inline constexpr std::size_t packed_alignment = 128;
+inline constexpr std::size_t largest_packed_alignment = std::size_t(1) << 30;
 
 /// Bytes [begin, end) from the start of a packed buffer.
 struct byte_range {
@@ -48,7 +49,7 @@ inline void zero(void* base, byte_range range) {
 
 }  // namespace detail
 
-/// Layout of O|LSE: packed_forward<C>{q.size}. align: a power of two, at least 4.
+/// Layout of O|LSE: packed_forward<C>{q.size}. align: a power of two in 4 ... 2^30.
 template <config C>
 struct packed_forward {
   extents q{};  ///< [B, Sq, Hq, D], also o's
@@ -150,20 +151,21 @@ struct packed_backward_args {
 
 namespace detail {
 
-/// Extents whose dense tensor has an offset for every byte; beyond that the layouts would overflow.
-inline status check_packed_extents(char const* name, extents e) noexcept {
+/// Extents and alignment for which the layouts can be worked out in 64 bits.
+inline status check_packed_layout(char const* name, extents e, char const* buffer, std::size_t align) noexcept {
+  if (align < sizeof(float) || align > largest_packed_alignment || (align & (align - 1)) != 0)
+    return fail(status_code::bad_argument, buffer, ": align is ", align,
+                ", it must be a power of two in 4 ... 1073741824");
   for (std::int64_t n : {e.batch, e.sequence, e.heads, e.head_dim})
     if (n < 0 || n >= extent_limit)
       return fail(status_code::bad_extent, name, " has an extent of ", n, ", outside 0 ... 2147483647");
   double const bytes = double(e.batch) * double(e.sequence) * double(e.heads) * double(e.head_dim) * sizeof(float);
-  if (bytes < largest_span / 4) return {};
+  if (bytes < largest_span) return {};
   return fail(status_code::bad_extent, name, " is [", e.batch, ", ", e.sequence, ", ", e.heads, ", ", e.head_dim,
               "]: too large for a packed buffer");
 }
 
 inline status check_packed_memory(char const* name, packed_source b, std::size_t needed) noexcept {
-  if (b.align < sizeof(float) || (b.align & (b.align - 1)) != 0)
-    return fail(status_code::bad_argument, name, ": align is ", b.align, ", it must be a power of two of at least 4");
   if (needed == 0) return {};
   if (!b.data) return fail(status_code::null_view, name, " is null and needs ", needed, " bytes");
   if (b.bytes < needed)
@@ -173,17 +175,22 @@ inline status check_packed_memory(char const* name, packed_source b, std::size_t
   return {};
 }
 
-/// A gap is written, so it may be part of no input. Checked after the arguments, whose spans are then known to fit.
-template <class Layout>
-status check_gaps(char const* name, Layout const& layout, void* base, std::initializer_list<tensor> inputs) noexcept {
+/// A gap is written, so it may be part of no input. Run after the checks of the call, so that spans are known to fit.
+template <class Layout, int N>
+status check_gaps(char const* name, Layout const& layout, void* base, tensor const (&inputs)[N]) noexcept {
   status result;
   checker check(result);
+  tensor const* input[N];
+  for (int i = 0; i < N; ++i) input[i] = &inputs[i];
+  tensor gaps[Layout::gap_count];
+  tensor const* gap[Layout::gap_count];
   for (int i = 0; i < Layout::gap_count; ++i) {
     std::int64_t const n = std::int64_t(layout.gap(i).size());
-    tensor const gap{name, reinterpret_cast<std::uintptr_t>(base) + layout.gap(i).begin, 1, {1, 1, 1, n}, {n, n, n, 1}};
-    for (tensor const& input : inputs)
-      if (!check.apart_from_input(gap, input)) return result;
+    gaps[i] = {name, reinterpret_cast<std::uintptr_t>(base) + layout.gap(i).begin, 1, {1, 1, 1, n}, {n, n, n, 1}};
+    gap[i] = &gaps[i];
   }
+  placed in[N], out[Layout::gap_count];
+  (void)(check.place(input, false, in) && check.place(gap, true, out) && check.apart(in, out));
   return result;
 }
 
@@ -192,18 +199,15 @@ status check_gaps(char const* name, Layout const& layout, void* base, std::initi
 /// forward() into a packed buffer. Errors: forward's, and bad_extent, null_view, bad_argument, alias of the buffer.
 template <config C, tuning T = tuning{}, class F = full>
 status forward_packed(on_cpu on, packed_forward_args<C> const& a, F const& f = F{}, workspace scratch = {}) noexcept {
-  if (status s = detail::check_packed_extents("q", a.q.size); !s) return s;
+  if (status s = detail::check_packed_layout("q", a.q.size, "o_lse", a.o_lse.align); !s) return s;
   packed_forward<C> const layout{a.q.size, a.o_lse.align};
   if (status s = detail::check_packed_memory("o_lse", a.o_lse, layout.bytes()); !s) return s;
   void* const base = a.o_lse.data;
   forward_args<C> const args{
       .q = a.q, .k = a.k, .v = a.v, .o = layout.o(base), .lse = layout.lse(base), .scale = a.scale};
   if (status s = check(args); !s) return s;
-  if (status s =
-          detail::check_gaps("the gap in o_lse", layout, base,
-                             {detail::describe("q", a.q), detail::describe("k", a.k), detail::describe("v", a.v)});
-      !s)
-    return s;
+  detail::tensor const inputs[] = {detail::describe("q", a.q), detail::describe("k", a.k), detail::describe("v", a.v)};
+  if (status s = detail::check_gaps("the gap in o_lse", layout, base, inputs); !s) return s;
   status const done = forward<C, T>(on, args, f, scratch);
   if (done) zero_gaps(layout, base);
   return done;
@@ -213,8 +217,8 @@ status forward_packed(on_cpu on, packed_forward_args<C> const& a, F const& f = F
 /// buffers.
 template <config C, tuning T = tuning{}, class F = full>
 status backward_packed(on_cpu on, packed_backward_args<C> const& a, F const& f = F{}, workspace scratch = {}) noexcept {
-  if (status s = detail::check_packed_extents("q", a.q.size); !s) return s;
-  if (status s = detail::check_packed_extents("k", a.k.size); !s) return s;
+  if (status s = detail::check_packed_layout("q", a.q.size, "o_lse", a.o_lse.align); !s) return s;
+  if (status s = detail::check_packed_layout("k", a.k.size, "d_qkv", a.d_qkv.align); !s) return s;
   packed_forward<C> const source{a.q.size, a.o_lse.align};
   packed_backward<C> const layout{a.q.size, a.k.size, a.d_qkv.align};
   if (status s = detail::check_packed_memory("o_lse", a.o_lse, source.bytes()); !s) return s;
@@ -233,13 +237,11 @@ status backward_packed(on_cpu on, packed_backward_args<C> const& a, F const& f =
                               .accumulate = a.accumulate,
                               .scale = a.scale};
   if (status s = check(args); !s) return s;
-  if (status s = detail::check_gaps(
-          "the gap in d_qkv", layout, base,
-          {detail::describe("q", args.q), detail::describe("k", args.k), detail::describe("v", args.v),
-           detail::describe("o", args.o), detail::describe("lse", args.lse), detail::describe("d_o", args.d_o),
-           detail::describe("d_lse", args.d_lse)});
-      !s)
-    return s;
+  detail::tensor const inputs[] = {detail::describe("q", args.q),        detail::describe("k", args.k),
+                                   detail::describe("v", args.v),        detail::describe("o", args.o),
+                                   detail::describe("lse", args.lse),    detail::describe("d_o", args.d_o),
+                                   detail::describe("d_lse", args.d_lse)};
+  if (status s = detail::check_gaps("a gap in d_qkv", layout, base, inputs); !s) return s;
   status const done = backward<C, T>(on, args, f, scratch);
   if (done) zero_gaps(layout, base);
   return done;
