@@ -26,7 +26,7 @@ TEST_CASE("multiply: every block shape, both orders of A, every start") {
             for (start from : {start::zero, start::add, start::scale_columns}) {
               auto const a = normal(std::int64_t(m) * k, 1), b = normal(std::int64_t(k) * n, 2), c0 = normal(std::int64_t(m) * (n + 3), 3), factors = normal(n, 4);
               auto c = c0;
-              run.multiply({m, n, k, a.data(), transposed ? 1 : k, transposed ? m : 1, b.data(), n, c.data(), n + 3, from, factors.data()});
+              run.multiply(product<float>{m, n, k, a.data(), transposed ? 1 : k, transposed ? m : 1, b.data(), n, c.data(), n + 3, from, factors.data()});
               double worst = 0;
               for (int i = 0; i < m; ++i)
                 for (int j = 0; j < n; ++j) {
@@ -134,7 +134,7 @@ TEST_CASE("transpose pads rows with zeros and multiplies by the factor") {
       for (int columns : {8, 40, 128}) {
         auto const x = normal(rows * (columns + 5), 1);
         std::vector<float> y(columns * 64, NAN);
-        run.transpose({rows, columns, x.data(), columns + 5, y.data(), 64, 3.f});
+        run.transpose(transposition<float>{rows, columns, x.data(), columns + 5, y.data(), 64, 3.f});
         for (int c = 0; c < columns; ++c)
           for (int r = 0; r < padded(rows); ++r) CHECK(y[c * 64 + r] == (r < rows ? x[r * (columns + 5) + c] * 3.f : 0.f));
       }
@@ -155,5 +155,66 @@ TEST_CASE_TEMPLATE("copies convert all 65,536 patterns exactly", T, bf16, f16) {
       different += wide[i / 8 * 16 + 8 + i % 8] != 0.f;
     }
     CHECK(different == 0);
+  }
+}
+
+TEST_CASE("bf16 pairs: products, rounding, interleaving and word transposition") {
+  micro_kernels const* const table = bf16_kernels_for(cpu_isa::automatic);
+  if (!table) {
+    MESSAGE("this processor or compiler has no bf16 products");
+    return;
+  }
+  micro_kernels const& run = *table;
+  int const rows = 7, columns = 48;
+  auto const x = normal(rows * columns, 1);
+  auto const bits = [](float e) { return std::uint32_t(from_float<bf16>(e).bits); };
+
+  std::vector<std::uint32_t> pairs(4 * columns, ~0u), words(rows * columns / 2, ~0u);
+  auto special = x;
+  special[0] = NAN, special[1] = infinity, special[2] = 0x1.01p0f, special[3] = 0x1.03p0f;  // ties to even, both ways
+  run.round({rows, columns, special.data(), columns, pairs.data(), columns, words.data(), columns / 2});
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < columns; ++c) {
+      std::uint32_t const in_pair = pairs[r / 2 * columns + c] >> (r % 2 * 16) & 0xffff, in_word = words[r * columns / 2 + c / 2] >> (c % 2 * 16) & 0xffff;
+      if (std::isnan(special[r * columns + c])) CHECK((in_pair & 0x7fff) > 0x7f80);
+      else CHECK(in_pair == bits(special[r * columns + c]));
+      CHECK(in_word == in_pair);
+    }
+  for (int c = 0; c < columns; ++c) CHECK((pairs[3 * columns + c] >> 16) == 0);  // the odd last row
+
+  auto const stored_rows = stored<bf16>(x);
+  bool live[rows] = {true, true, false, true, true, true, true};
+  std::vector<std::uint32_t> interleaved(4 * columns, ~0u);
+  run.interleave({rows, 40, stored_rows.data(), columns, live, interleaved.data(), columns});
+  for (int r = 0; r < 8; ++r)
+    for (int c = 0; c < columns; ++c) {
+      std::uint32_t const expected = r < rows && live[r] && c < 40 ? stored_rows[r * columns + c].bits : 0;
+      CHECK((interleaved[r / 2 * columns + c] >> (r % 2 * 16) & 0xffff) == expected);
+    }
+
+  std::vector<std::uint32_t> source(rows * 12), turned(12 * 16, ~0u);
+  for (std::size_t i = 0; i < source.size(); ++i) source[i] = std::uint32_t(i * 2654435761u);
+  run.transpose(transposition<std::uint32_t>{rows, 12, source.data(), 12, turned.data(), 16});
+  for (int c = 0; c < 12; ++c)
+    for (int r = 0; r < 16; ++r) CHECK(turned[c * 16 + r] == (r < rows ? source[r * 12 + c] : 0));
+
+  // A [5][k], B [k][48] of bf16 pairs; products of bf16 are exact in f32, each of 2k additions rounds once
+  for (int k : {1, 3, 64}) {
+    auto const a = stored<bf16>(normal(5 * 2 * k, 3)), b = stored<bf16>(normal(2 * k * columns, 4));
+    std::vector<std::uint32_t> b_pairs(k * columns);
+    run.interleave({2 * k, columns, b.data(), columns, nullptr, b_pairs.data(), columns});
+    std::vector<std::uint32_t> a_words(5 * k);
+    std::memcpy(a_words.data(), a.data(), a_words.size() * 4);
+    std::vector<float> c(5 * columns, NAN);
+    run.multiply(product<std::uint32_t>{5, columns, k, a_words.data(), k, 1, b_pairs.data(), columns, c.data(), columns, start::zero, nullptr, 0.5f});
+    for (int i = 0; i < 5; ++i)
+      for (int j = 0; j < columns; ++j) {
+        double sum = 0, magnitude = 0;
+        for (int e = 0; e < 2 * k; ++e) {
+          double const term = double(to_float(a[i * 2 * k + e])) * to_float(b[e * columns + j]);
+          sum += term, magnitude += std::abs(term);
+        }
+        CHECK(std::abs(c[i * columns + j] - 0.5 * sum) <= (2 * k + 1) * 0x1p-24 * magnitude);
+      }
   }
 }

@@ -9,11 +9,12 @@
 #pragma once
 
 #include "../softmax.hpp"
-#include "tile.hpp"
+#include "operands.hpp"
 
 namespace lanewise::cpu {
 
-template <config C, tuning T, class F>
+/// Operands is one of operands.hpp's backward classes.
+template <config C, tuning T, class F, template <config, int, int> class Operands>
 class backward_kernel {
   using E = element<C>;
   using G = gradient<C>;
@@ -23,27 +24,17 @@ class backward_kernel {
   static constexpr bool direct = sizeof(G) == sizeof(float) && dp == d;
 
  public:
-  /// One thread's tiles, in floats.
+  /// One thread's tiles.
   struct room {
-    float *keys, *values;            ///< staged K, V [bk][dp]
-    float *live_keys_copy;           ///< K with rows that this tile masks zeroed [bk][dp]
+    Operands<C, bq, bk> operands;
     float *d_k, *d_v;                ///< [bk][dp]
-    float *queries, *d_o;            ///< staged Q, dO [bq][dp]
-    float *queries_t, *d_o_t;        ///< Q^T scaled, dO^T [d][bq]
     float *scores, *d_scores, *raw;  ///< S^T -> P^T, dP^T -> dS^T, scores before the variant's [bk][bq]
     float *base, *delta;             ///< LSE in log2 units, delta [bq]
     bool *live_keys, *live_queries;
   };
-  static room layout(carve& c) {
-    room r;
-    for (float** p : {&r.keys, &r.values, &r.live_keys_copy, &r.d_k, &r.d_v}) *p = c.take<float>(bk * dp);
-    for (float** p : {&r.queries, &r.d_o, &r.queries_t, &r.d_o_t}) *p = c.take<float>(bq * dp);
-    for (float** p : {&r.scores, &r.d_scores}) *p = c.take<float>(bk * bq);
-    r.raw = has_score<F> ? c.take<float>(bk * bq) : nullptr;
-    for (float** p : {&r.base, &r.delta}) *p = c.take<float>(bq);
-    r.live_keys = c.take<bool>(bk);
-    r.live_queries = c.take<bool>(bq);
-    return r;
+  static room layout(micro_kernels const& run, carve& c) {
+    return {Operands<C, bq, bk>::layout(run, c), c.take<float>(bk * dp), c.take<float>(bk * dp), c.take<float>(bk * bq), c.take<float>(bk * bq),
+            has_score<F> ? c.take<float>(bk * bq) : nullptr, c.take<float>(bq), c.take<float>(bq), c.take<bool>(bk), c.take<bool>(bq)};
   }
 
   /// What all threads share, in the workspace.
@@ -66,7 +57,7 @@ class backward_kernel {
   }
   static std::size_t room_bytes() {
     carve c;
-    layout(c);
+    layout(portable_kernels, c);
     return c.used();
   }
   static std::size_t bytes(extents q, bool want_q, int threads) {
@@ -94,51 +85,36 @@ class backward_kernel {
     each_query_tile([&](block const& rows) { prepare(rows); });
     for_each_unit(pool, k.batch * k.heads * k_tiles, [&](int thread, std::int64_t u) {
       std::int64_t const bh = u / k_tiles;
-      key_tile(std::int32_t(bh / k.heads), std::int32_t(bh % k.heads), std::int32_t(u % k_tiles), room_of(thread));
+      room r = room_of(thread);
+      key_tile(std::int32_t(bh / k.heads), std::int32_t(bh % k.heads), std::int32_t(u % k_tiles), r);
     });
     if (a_.d_q) each_query_tile([&](block const& rows) { finish_d_q(rows); });
   }
 
   room room_of(int thread) const {
     carve c(shared_.rooms + thread * room_bytes());
-    return layout(c);
+    return layout(run_, c);
   }
   tiling const& tiles() const { return tiles_; }
   float delta_of(std::int64_t b, std::int64_t h, std::int64_t q) const { return shared_.delta[row_of(b, h, q)]; }
 
-  /// P^T in r.scores and factor * dS^T in r.d_scores for one tile, dS being the gradient of the variant's result;
-  /// r.queries, r.d_o and the returned K have the rows that this tile masks zeroed. K and V are staged already.
-  staged_rows tile_gradients(block const& tile, cover c, float factor, staged_rows k, staged_rows v, staged_rows& q,
-                             staged_rows& d_o, room const& r) const {
+  /// K and V of a key tile, for tile_gradients.
+  void load_keys(block const& tile, room& r) const { r.operands.load_keys(a_.k, a_.v, tile, tile.head / ratio_); }
+
+  /// P^T in r.scores and factor * dS^T in r.d_scores for one tile, dS being the gradient of the variant's result.
+  void tile_gradients(block const& tile, cover c, float factor, room& r) const {
     int const keys = tile.k_end - tile.k_begin, queries = tile.q_end - tile.q_begin, columns = padded(queries);
-    bool const in_place = dp == d;
-    q = stage<E>(run_, a_.q, tile.batch, tile.q_begin, tile.head, queries, in_place, r.queries);
-    d_o = stage<E>(run_, a_.d_o, tile.batch, tile.q_begin, tile.head, queries, in_place, r.d_o);
-    run_.transpose({queries, d, q.data, q.stride, r.queries_t, bq, query_factor<F>(a_.scale)});
-    run_.transpose({queries, d, d_o.data, d_o.stride, r.d_o_t, bq, 1.f});
+    r.operands.load_queries(a_.q, a_.d_o, tile, query_factor<F>(a_.scale));
     for (int x = 0; x < columns; ++x) {
       bool const inside = x < queries;
       std::int64_t const at = inside ? row_of(tile.batch, tile.head, tile.q_begin + x) : 0;
       r.base[x] = inside ? shared_.base[at] : 0.f;
       r.delta[x] = inside ? shared_.delta[at] : 0.f;
     }
-    run_.multiply({keys, columns, d, k.data, k.stride, 1, r.queries_t, bq, r.scores, bq});
+    r.operands.scores(r.scores);
     apply_variant(f_, tile, c, r.scores, bq, r.raw, {r.live_keys, r.live_queries});
-    run_.multiply({keys, columns, d, v.data, v.stride, 1, r.d_o_t, bq, r.d_scores, bq});
+    r.operands.d_p(r.d_scores);
     run_.differentiate({keys, columns, r.scores, r.d_scores, bq, r.base, r.delta, factor});
-    if (has_mask<F> && c == cover::partial) {
-      q = without_dead(q, queries, d, r.live_queries, r.queries);
-      d_o = without_dead(d_o, queries, d, r.live_queries, r.d_o);
-      return without_dead(k, keys, d, r.live_keys, r.live_keys_copy);
-    }
-    return k;
-  }
-
-  /// K and V of a key tile as the products read them.
-  void stage_keys(block const& tile, std::int64_t kv_head, staged_rows& k, staged_rows& v, room const& r) const {
-    int const keys = tile.k_end - tile.k_begin;
-    k = stage<E>(run_, a_.k, tile.batch, tile.k_begin, kv_head, keys, dp == d, r.keys);
-    v = stage<E>(run_, a_.v, tile.batch, tile.k_begin, kv_head, keys, true, r.values);
   }
 
  private:
@@ -159,17 +135,16 @@ class backward_kernel {
     if (a_.d_q) *turn_of(rows) = 0;
   }
 
-  void key_tile(std::int32_t b, std::int32_t kv_head, std::int32_t j, room const& r) const {
-    block const columns = tiles_.tile(b, 0, 0, j);
-    staged_rows k, v;
-    stage_keys(columns, kv_head, k, v, r);
+  void key_tile(std::int32_t b, std::int32_t kv_head, std::int32_t j, room& r) const {
+    block const columns = tiles_.tile(b, std::int32_t(kv_head * ratio_), 0, j);
+    load_keys(columns, r);
     bool first = true;
     for (std::int64_t g = 0; g < ratio_; ++g)
       for (std::int32_t i = 0; i < tiles_.q_tiles(); ++i) {
         block const tile = tiles_.tile(b, std::int32_t(kv_head * ratio_ + g), i, j);
         cover const c = cover_of(f_, tile);
         if (c == cover::empty) continue;
-        query_tile(tile, c, i, j, k, v, first, r);
+        query_tile(tile, c, i, j, first, r);
         first = false;
       }
     int const keys = columns.k_end - columns.k_begin;
@@ -177,22 +152,20 @@ class backward_kernel {
     if (a_.d_v) store(a_.d_v, b, columns.k_begin, kv_head, keys, first ? nullptr : r.d_v);
   }
 
-  void query_tile(block const& tile, cover c, std::int32_t i, std::int32_t j, staged_rows k, staged_rows v, bool first, room const& r) const {
-    int const keys = tile.k_end - tile.k_begin, queries = tile.q_end - tile.q_begin;
-    staged_rows q, d_o;
-    staged_rows const live_k = tile_gradients(tile, c, has_score<F> ? 1.f : a_.scale, k, v, q, d_o, r);
+  void query_tile(block const& tile, cover c, std::int32_t i, std::int32_t j, bool first, room& r) const {
+    tile_gradients(tile, c, has_score<F> ? 1.f : a_.scale, r);
     if constexpr (has_score<F>) through_score(tile, r);
+    bool const masked = has_mask<F> && c == cover::partial;
+    r.operands.finish_tile(r.scores, r.d_scores, masked ? r.live_keys : nullptr, masked ? r.live_queries : nullptr);
     start const from = first ? start::zero : start::add;
-    if (a_.d_v) run_.multiply({keys, dp, queries, r.scores, bq, 1, d_o.data, d_o.stride, r.d_v, dp, from});
-    if (a_.d_k) run_.multiply({keys, dp, queries, r.d_scores, bq, 1, q.data, q.stride, r.d_k, dp, from});
-    if (a_.d_q) {
-      std::int32_t const before = previous_key_tile(f_, tiles_, tile.batch, tile.head, i, j);
-      await_turn(tile, before + 1);
-      auto const [to, row] = d_q_rows(tile);
-      bool const add = before >= 0 || (direct && a_.accumulate);
-      run_.multiply({queries, dp, keys, r.d_scores, 1, bq, live_k.data, live_k.stride, to, row, add ? start::add : start::zero});
-      std::atomic_ref<std::int32_t>(*turn_of(tile)).store(j + 1, std::memory_order_release);
-    }
+    if (a_.d_v) r.operands.add_d_v(r.d_v, from);
+    if (a_.d_k) r.operands.add_d_k(r.d_k, from);
+    if (!a_.d_q) return;
+    std::int32_t const before = previous_key_tile(f_, tiles_, tile.batch, tile.head, i, j);
+    await_turn(tile, before + 1);
+    auto const [to, row] = d_q_rows(tile);
+    r.operands.add_d_q(to, row, before >= 0 || (direct && a_.accumulate) ? start::add : start::zero);
+    std::atomic_ref<std::int32_t>(*turn_of(tile)).store(j + 1, std::memory_order_release);
   }
 
   /// dS with respect to scale * q.k, times scale: the chain rule through the variant's score.

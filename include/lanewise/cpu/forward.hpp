@@ -7,37 +7,35 @@
 #pragma once
 
 #include "../softmax.hpp"
-#include "tile.hpp"
+#include "operands.hpp"
 
 namespace lanewise::cpu {
 
-template <config C, tuning T, class F>
+/// Operands is one of operands.hpp's forward classes.
+template <config C, tuning T, class F, template <config, int, int> class Operands>
 class forward_kernel {
   using E = element<C>;
   static constexpr tile size = forward_tile<T>();
   static constexpr int d = C.head_dim, bq = size.block_q, bk = size.block_k;
 
-  /// One thread's tiles, in floats.
+  /// One thread's tiles.
   struct room {
-    float *queries;     ///< Q^T [d][bq]
-    float *scores;      ///< S^T, then P^T [bk][bq]
-    float *output;      ///< O^T [d][bq], unnormalised
-    float *rows;        ///< Q on the way in, O on the way out [bq][padded(d)]
-    float *keys, *values;  ///< staged K and V [bk][padded(d)]
+    Operands<C, bq, bk> operands;
+    float* scores;                      ///< S^T, then P^T [bk][bq]
+    float* output;                      ///< O^T [d][bq], unnormalised
+    float* rows;                        ///< O on the way out [bq][padded(d)]
     float *maximum, *sum, *correction;  ///< [bq]
     bool *live_keys, *live_queries;
   };
-  static room layout(carve& c) {
-    return {c.take<float>(d * bq),          c.take<float>(bk * bq),         c.take<float>(d * bq),
-            c.take<float>(bq * padded(d)),  c.take<float>(bk * padded(d)),  c.take<float>(bk * padded(d)),
-            c.take<float>(bq),              c.take<float>(bq),              c.take<float>(bq),
-            c.take<bool>(bk),               c.take<bool>(bq)};
+  static room layout(micro_kernels const& run, carve& c) {
+    return {Operands<C, bq, bk>::layout(run, c), c.take<float>(bk * bq), c.take<float>(d * bq), c.take<float>(bq * padded(d)),
+            c.take<float>(bq), c.take<float>(bq), c.take<float>(bq), c.take<bool>(bk), c.take<bool>(bq)};
   }
 
  public:
   static std::size_t bytes(int threads) {
     carve c;
-    for (int i = 0; i < threads; ++i) layout(c);
+    for (int i = 0; i < threads; ++i) layout(portable_kernels, c);
     return c.used();
   }
 
@@ -51,48 +49,38 @@ class forward_kernel {
       carve c(static_cast<std::byte*>(scratch) + thread * bytes(1));
       // the last query tile first: under a causal mask it is the longest
       std::int64_t const i = q_tiles - 1 - unit % q_tiles, bh = unit / q_tiles;
-      query_tile(std::int32_t(bh / a_.q.size.heads), std::int32_t(bh % a_.q.size.heads), std::int32_t(i), layout(c));
+      room r = layout(run_, c);
+      query_tile(tiles_.tile(std::int32_t(bh / a_.q.size.heads), std::int32_t(bh % a_.q.size.heads), std::int32_t(i), 0), std::int32_t(i), r);
     });
   }
 
  private:
-  void query_tile(std::int32_t b, std::int32_t h, std::int32_t i, room const& r) const {
-    block const rows = tiles_.tile(b, h, i, 0);
-    int const queries = rows.q_end - rows.q_begin;
-    load_queries(rows, queries, r);
+  void query_tile(block const& rows, std::int32_t i, room& r) const {
+    r.operands.load_queries(a_.q, rows, query_factor<F>(a_.scale));
+    for (int x = 0; x < bq; ++x) r.maximum[x] = -infinity, r.sum[x] = 0.f;
     bool first = true;
     for (std::int32_t j = 0; j < tiles_.k_tiles(); ++j) {
-      block const tile = tiles_.tile(b, h, i, j);
+      block const tile = tiles_.tile(rows.batch, rows.head, i, j);
       cover const c = cover_of(f_, tile);
       if (c == cover::empty) continue;
-      key_tile(tile, c, padded(queries), first, r);
+      key_tile(tile, c, first, r);
       first = false;
     }
-    store(rows, queries, r);
+    store(rows, rows.q_end - rows.q_begin, r);
   }
 
-  void load_queries(block const& rows, int queries, room const& r) const {
-    staged_rows const q = stage<E>(run_, a_.q, rows.batch, rows.q_begin, rows.head, queries, true, r.rows);
-    run_.transpose({queries, d, q.data, q.stride, r.queries, bq, query_factor<F>(a_.scale)});
-    for (int x = 0; x < bq; ++x) r.maximum[x] = -infinity, r.sum[x] = 0.f;
-  }
-
-  void key_tile(block const& tile, cover c, int columns, bool first, room const& r) const {
-    int const keys = tile.k_end - tile.k_begin;
-    std::int64_t const hk = tile.head / ratio_;
-    staged_rows const k = stage<E>(run_, a_.k, tile.batch, tile.k_begin, hk, keys, true, r.keys);
-    run_.multiply({keys, columns, d, k.data, k.stride, 1, r.queries, bq, r.scores, bq});
+  void key_tile(block const& tile, cover c, bool first, room& r) const {
+    int const keys = tile.k_end - tile.k_begin, columns = padded(tile.q_end - tile.q_begin);
+    std::int64_t const kv_head = tile.head / ratio_;
+    r.operands.scores(a_.k, tile, kv_head, columns, r.scores);
     apply_variant(f_, tile, c, r.scores, bq, nullptr, {r.live_keys, r.live_queries});
     run_.softmax({keys, columns, r.scores, bq, r.maximum, r.sum, r.correction});
-
-    staged_rows v = stage<E>(run_, a_.v, tile.batch, tile.k_begin, hk, keys, true, r.values);
-    if (has_mask<F> && c == cover::partial) v = without_dead(v, keys, d, r.live_keys, r.values);
-    run_.multiply({d, columns, keys, v.data, 1, v.stride, r.scores, bq, r.output, bq,
-                   first ? start::zero : start::scale_columns, r.correction});
+    bool const* const live = has_mask<F> && c == cover::partial ? r.live_keys : nullptr;
+    r.operands.add_values(a_.v, tile, kv_head, columns, r.scores, live, r.output, first ? start::zero : start::scale_columns, r.correction);
   }
 
   void store(block const& rows, int queries, room const& r) const {
-    run_.transpose({d, padded(queries), r.output, bq, r.rows, padded(d), 1.f});
+    run_.transpose(transposition<float>{d, padded(queries), r.output, bq, r.rows, padded(d)});
     for (int x = 0; x < queries; ++x) {
       std::int64_t const q = rows.q_begin + x;
       float m = r.maximum[x], l = r.sum[x], factor = 1.f;

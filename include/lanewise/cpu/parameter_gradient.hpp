@@ -9,15 +9,17 @@
 
 namespace lanewise::cpu {
 
-template <config C, tuning T, class F, int I>
+template <config C, tuning T, class F, template <config, int, int> class Operands, int I>
 class parameter_gradient_kernel {
+  using kernel_type = backward_kernel<C, T, F, Operands>;
+  using room = typename kernel_type::room;
   static constexpr tile size = backward_tile<T>();
 
  public:
   /// One thread's sums [block_k][block_q]. Needed beside the backward's room.
   static std::size_t room_bytes() { return parameter_is_sink<I, F> ? 0 : std::size_t(size.block_k) * size.block_q * sizeof(float); }
 
-  parameter_gradient_kernel(backward_args<C> const& a, F const& f, backward_kernel<C, T, F> const& kernel)
+  parameter_gradient_kernel(backward_args<C> const& a, F const& f, kernel_type const& kernel)
       : a_(a), f_(f), kernel_(kernel), to_(parameter_gradient<I>(f)) {}
 
   void operator()(thread_pool* pool, void* scratch) const {
@@ -41,7 +43,7 @@ class parameter_gradient_kernel {
     return extent == 1 ? range{0, std::int32_t(n)} : range{std::int32_t(i), std::int32_t(i + 1)};
   }
 
-  void score_parameter(std::int64_t pb, std::int64_t ph, std::int32_t pi, std::int32_t pj, typename backward_kernel<C, T, F>::room const& r, float* sums) const {
+  void score_parameter(std::int64_t pb, std::int64_t ph, std::int32_t pi, std::int32_t pj, room r, float* sums) const {
     tiling const& t = kernel_.tiles();
     range const bs = shared_by(to_.size[0], pb, a_.q.size.batch), hs = shared_by(to_.size[1], ph, a_.q.size.heads);
     range const is = shared_by(to_.size[2], pi, t.q_tiles()), js = shared_by(to_.size[3], pj, t.k_tiles());
@@ -49,13 +51,12 @@ class parameter_gradient_kernel {
     for (std::int32_t b = bs.begin; b < bs.end; ++b)
       for (std::int32_t h = hs.begin; h < hs.end; ++h)
         for (std::int32_t j = js.begin; j < js.end; ++j) {
-          staged_rows k, v, q, d_o;
-          kernel_.stage_keys(t.tile(b, h, 0, j), h / (a_.q.size.heads / a_.k.size.heads), k, v, r);
+          kernel_.load_keys(t.tile(b, h, 0, j), r);
           for (std::int32_t i = is.begin; i < is.end; ++i) {
             block const tile = t.tile(b, h, i, j);
             cover const c = cover_of(f_, tile);
             if (c == cover::empty) continue;
-            kernel_.tile_gradients(tile, c, 1.f, k, v, q, d_o, r);
+            kernel_.tile_gradients(tile, c, 1.f, r);
             add_tile(tile, r, sums);
           }
         }
@@ -65,7 +66,7 @@ class parameter_gradient_kernel {
         put(to_.at(pb, ph, own.q_begin + q, own.k_begin + k), sums[k * size.block_q + q]);
   }
 
-  void add_tile(block const& tile, typename backward_kernel<C, T, F>::room const& r, float* sums) const {
+  void add_tile(block const& tile, room const& r, float* sums) const {
     for (std::int32_t k = 0; k < tile.k_end - tile.k_begin; ++k)
       for (std::int32_t q = 0; q < tile.q_end - tile.q_begin; ++q) {
         float const d_s = r.d_scores[k * size.block_q + q];
@@ -102,7 +103,7 @@ class parameter_gradient_kernel {
 
   backward_args<C> const& a_;
   F const& f_;
-  backward_kernel<C, T, F> const& kernel_;
+  kernel_type const& kernel_;
   parameter_view<float> to_;
 };
 

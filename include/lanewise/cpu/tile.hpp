@@ -1,4 +1,4 @@
-// What the forward and the backward share: tile sizes, scratch layout, staging of rows, the variant on a tile of scores.
+// What the forward and the backward share: tile sizes, scratch layout, the variant on a tile of scores.
 //
 // Tiles of scores are kept transposed, S^T[key][query], so that the vector lanes are queries: the running softmax then
 // needs no reduction across lanes, K and V are read as they lie (one element broadcast to all lanes), and only the query
@@ -52,40 +52,6 @@ class carve {
   std::byte* base_;
   std::size_t used_ = 0;
 };
-
-/// Rows of head_dim floats, either in place or staged.
-struct staged_rows {
-  float const* data;
-  std::ptrdiff_t stride;
-};
-
-/// `count` rows of x from (b, s, h) on as floats: in place where x is f32 and `in_place` allows it, else copied to
-/// `room` in rows of padded(head_dim).
-template <class E>
-staged_rows stage(micro_kernels const& run, view<E const> const& x, std::int64_t b, std::int64_t s, std::int64_t h, int count,
-                  bool in_place, float* room) {
-  int const d = int(x.size.head_dim);
-  if constexpr (sizeof(E) == sizeof(float))
-    if (in_place) return {x.row(b, s, h), x.stride.sequence};
-  run.copy(copy_rows<E>{count, d, x.row(b, s, h), x.stride.sequence, room, padded(d)});
-  return {room, padded(d)};
-}
-
-/// `rows` with those that are not `live` replaced by zeros, copied to `room` unless every row is live. What a masked row
-/// holds, NaN included, can then reach no sum.
-inline staged_rows without_dead(staged_rows rows, int count, int d, bool const* live, float* room) {
-  int dead = 0;
-  for (int i = 0; i < count; ++i) dead += !live[i];
-  if (dead == 0) return rows;
-  for (int i = 0; i < count; ++i) {
-    float* const to = room + std::ptrdiff_t(i) * padded(d);
-    float const* const from = rows.data + i * rows.stride;
-    if (!live[i]) std::memset(to, 0, std::size_t(padded(d)) * sizeof(float));
-    else if (to != from) std::memcpy(to, from, std::size_t(d) * sizeof(float));
-    for (int c = d; c < padded(d); ++c) to[c] = 0.f;
-  }
-  return {room, padded(d)};
-}
 
 /// Which rows of a partial tile take part at all.
 struct live_rows {
