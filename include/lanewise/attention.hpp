@@ -65,25 +65,25 @@ struct wanted {
 template <config C>
 struct forward_args {
   static_assert(check_config<C>());
-  view<element<C> const> q;                     ///< [B, Sq, Hq, D]
-  view<element<C> const> k;                     ///< [B, Sk, Hkv, D]
-  view<element<C> const> v;                     ///< [B, Sk, Hkv, D]
-  view<element<C>> o;                           ///< [B, Sq, Hq, D]
-  view<float> lse{};                            ///< [B, Sq, Hq, 1]; may be left out when no backward follows
-  float scale = default_scale(C.head_dim);      ///< of q.k, before score and mask
+  view<element<C> const> q;                 ///< [B, Sq, Hq, D]
+  view<element<C> const> k;                 ///< [B, Sk, Hkv, D]
+  view<element<C> const> v;                 ///< [B, Sk, Hkv, D]
+  view<element<C>> o;                       ///< [B, Sq, Hq, D]
+  view<float> lse{};                        ///< [B, Sq, Hq, 1]; may be left out when no backward follows
+  float scale = default_scale(C.head_dim);  ///< of q.k, before score and mask
 };
 
 template <config C>
 struct backward_args {
   static_assert(check_config<C>());
-  view<element<C> const> q, k, v;               ///< as in the forward
-  view<element<C> const> o;                     ///< what the forward wrote
-  view<float const> lse;                        ///< what the forward wrote
-  view<element<C> const> d_o;                   ///< gradient of o
-  view<float const> d_lse{};                    ///< gradient of lse; left out: zero
-  view<gradient<C>> d_q{}, d_k{}, d_v{};        ///< each may be left out: not wanted
-  bool accumulate = false;                      ///< d_q, d_k, d_v and parameter gradients are added to, not overwritten
-  float scale = default_scale(C.head_dim);      ///< the forward's
+  view<element<C> const> q, k, v;           ///< as in the forward
+  view<element<C> const> o;                 ///< what the forward wrote
+  view<float const> lse;                    ///< what the forward wrote
+  view<element<C> const> d_o;               ///< gradient of o
+  view<float const> d_lse{};                ///< gradient of lse; left out: zero
+  view<gradient<C>> d_q{}, d_k{}, d_v{};    ///< each may be left out: not wanted
+  bool accumulate = false;                  ///< d_q, d_k, d_v and parameter gradients are added to, not overwritten
+  float scale = default_scale(C.head_dim);  ///< the forward's
 };
 
 /// o and lse of attention under variant f. Defined in attention_cpu.hpp and attention.cuh.
@@ -122,26 +122,30 @@ status dispatch(std::int64_t value, Call const& call) {
 /// The checks of a forward call: sizes, strides, aliases. Every backend runs them first; call it to validate early.
 template <config C>
 status check(forward_args<C> const& a) noexcept {
-  return detail::check_forward({C.head_dim, C.gqa_ratio, a.scale}, detail::describe("q", a.q), detail::describe("k", a.k),
-                               detail::describe("v", a.v), detail::describe("o", a.o), detail::describe("lse", a.lse));
+  return detail::check_forward({C.head_dim, C.gqa_ratio, a.scale}, detail::describe("q", a.q),
+                               detail::describe("k", a.k), detail::describe("v", a.v), detail::describe("o", a.o),
+                               detail::describe("lse", a.lse));
 }
 
 /// The checks of a backward call.
 template <config C>
 status check(backward_args<C> const& a) noexcept {
-  return detail::check_backward({C.head_dim, C.gqa_ratio, a.scale}, detail::describe("q", a.q), detail::describe("k", a.k),
-                                detail::describe("v", a.v), detail::describe("o", a.o), detail::describe("lse", a.lse),
-                                detail::describe("d_o", a.d_o), detail::describe("d_lse", a.d_lse),
-                                detail::describe("d_q", a.d_q), detail::describe("d_k", a.d_k),
-                                detail::describe("d_v", a.d_v));
+  return detail::check_backward({C.head_dim, C.gqa_ratio, a.scale}, detail::describe("q", a.q),
+                                detail::describe("k", a.k), detail::describe("v", a.v), detail::describe("o", a.o),
+                                detail::describe("lse", a.lse), detail::describe("d_o", a.d_o),
+                                detail::describe("d_lse", a.d_lse), detail::describe("d_q", a.d_q),
+                                detail::describe("d_k", a.d_k), detail::describe("d_v", a.d_v));
 }
 
 /// One sentence per mistake, at the door, so that it comes before any template backtrace.
 template <class F, bool Backward>
 constexpr bool check_variant() {
-  static_assert(variant<F>, "variant: needs bool operator()(position) const, float operator()(float, position) const or float operator()(row) const");
+  static_assert(variant<F>,
+                "variant: needs bool operator()(position) const, float operator()(float, position) const or float "
+                "operator()(row) const");
   if constexpr (Backward && variant<F>)
-    static_assert(differentiable<F>, "variant: a score needs float grad(float, position) const before a backward can use it");
+    static_assert(differentiable<F>,
+                  "variant: a score needs float grad(float, position) const before a backward can use it");
   return true;
 }
 

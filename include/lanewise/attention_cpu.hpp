@@ -1,7 +1,8 @@
 // Defines the CPU side of attention.hpp. Include it in the one file of a program that instantiates:
 //
 //   #include <lanewise/attention_cpu.hpp>
-//   template lanewise::status lanewise::forward<my_config>(on_cpu, forward_args<my_config> const&, my_variant const&, workspace) noexcept;
+//   template lanewise::status lanewise::forward<my_config>(on_cpu, forward_args<my_config> const&, my_variant const&,
+//   workspace) noexcept;
 //
 // or simply in every file that calls, when there are few.
 #pragma once
@@ -22,13 +23,16 @@ namespace cpu {
 
 inline status no_kernel(cpu_isa isa) {
   return fail(status_code::unsupported, "this processor lacks the instruction set that on_cpu asks for: ",
-              isa == cpu_isa::avx512 ? "avx512 (f, vl, dq, bw)" : isa == cpu_isa::avx2 ? "avx2 with fma" : "unknown");
+              isa == cpu_isa::avx512 ? "avx512 (f, vl, dq, bw)"
+              : isa == cpu_isa::avx2 ? "avx2 with fma"
+                                     : "unknown");
 }
 
 constexpr std::size_t larger(std::size_t a, std::size_t b) { return a > b ? a : b; }
 
 /// The kernel classes for one kind of operands.
-template <config C, tuning T, class F, template <config, int, int> class Forward, template <config, int, int> class Backward>
+template <config C, tuning T, class F, template <config, int, int> class Forward,
+          template <config, int, int> class Backward>
 struct kernels {
   using forward = forward_kernel<C, T, F, Forward>;
   using backward = backward_kernel<C, T, F, Backward>;
@@ -41,7 +45,8 @@ struct kernels {
     std::size_t most = 0;
     [&]<int... I>(std::integer_sequence<int, I...>) {
       ((most = parameter_gradient<I>(f) ? larger(most, parameter<I>::room_bytes()) : most), ...);
-    }(each_parameter{});
+    }
+    (each_parameter{});
     return most * threads;
   }
 
@@ -54,7 +59,8 @@ struct kernels {
     backward const kernel(run, a, f, threads, scratch);
     kernel(on.pool);
     void* const rest = static_cast<std::byte*>(scratch) + backward::bytes(a.q.size, bool(a.d_q), threads);
-    [&]<int... I>(std::integer_sequence<int, I...>) { (parameter<I>(a, f, kernel)(on.pool, rest), ...); }(each_parameter{});
+    [&]<int... I>(std::integer_sequence<int, I...>) { (parameter<I>(a, f, kernel)(on.pool, rest), ...); }
+    (each_parameter{});
   }
 };
 
@@ -73,7 +79,8 @@ template <config C, tuning T, class F>
 std::size_t forward_workspace(cpu_target where, extents, extents, F const&) noexcept {
   static_assert(check_variant<F, false>());
   std::size_t bytes = cpu::f32_kernels<C, T, bound<F>>::forward::bytes(where.threads);
-  if constexpr (cpu::may_use_bf16<C>) bytes = cpu::larger(bytes, cpu::bf16_kernels<C, T, bound<F>>::forward::bytes(where.threads));
+  if constexpr (cpu::may_use_bf16<C>)
+    bytes = cpu::larger(bytes, cpu::bf16_kernels<C, T, bound<F>>::forward::bytes(where.threads));
   return bytes;
 }
 
@@ -94,7 +101,8 @@ status forward(on_cpu on, forward_args<C> const& a, F const& given, workspace sc
   if (status s = validate(given, cpu::shape_of(a.q.size, a.k.size)); !s) return s;
   cpu::micro_kernels const* run = cpu::kernels_for(on.isa);
   if (!run) return cpu::no_kernel(on.isa);
-  if (status s = cpu::check_workspace(scratch, forward_workspace<C, T>(target_of(on), a.q.size, a.k.size, given)); !s) return s;
+  if (status s = cpu::check_workspace(scratch, forward_workspace<C, T>(target_of(on), a.q.size, a.k.size, given)); !s)
+    return s;
   auto const f = bind(given, cpu::shape_of(a.q.size, a.k.size));
   status done;
   if constexpr (cpu::may_use_bf16<C>)
@@ -116,7 +124,10 @@ status backward(on_cpu on, backward_args<C> const& a, F const& given, workspace 
   cpu::micro_kernels const* const run = cpu::kernels_for(on.isa);
   if (!run) return cpu::no_kernel(on.isa);
   wanted const grads{bool(a.d_q), bool(a.d_k), bool(a.d_v)};
-  if (status s = cpu::check_workspace(scratch, backward_workspace<C, T>(target_of(on), a.q.size, a.k.size, given, grads)); !s) return s;
+  if (status s =
+          cpu::check_workspace(scratch, backward_workspace<C, T>(target_of(on), a.q.size, a.k.size, given, grads));
+      !s)
+    return s;
   auto const f = bind(given, cpu::shape_of(a.q.size, a.k.size));
   status done;
   if constexpr (cpu::may_use_bf16<C>)

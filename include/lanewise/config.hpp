@@ -12,15 +12,15 @@ namespace lanewise {
 /// The type of d_q, d_k and d_v: the storage type, or f32 whatever the storage.
 enum class gradient_type { storage, f32 };
 
-/// LSE of a row that sees no key. `zero` is what a packed buffer holds; `minus_infinity` lets partial results be merged.
-/// The backward accepts both from either.
+/// LSE of a row that sees no key. `zero` is what a packed buffer holds; `minus_infinity` lets partial results be
+/// merged. The backward accepts both from either.
 enum class empty_lse { zero, minus_infinity };
 
 /// What changes the result. Use it as a template argument: forward<config{.head_dim = 128}>(...).
 struct config {
-  int head_dim;                  ///< 8 ... 256 in steps of 8
-  int head_dim_v = 0;            ///< 0: the same as head_dim; other values are not supported yet
-  int gqa_ratio = 0;             ///< query heads per key/value head; 0: taken from the tensors
+  int head_dim;        ///< 8 ... 256 in steps of 8
+  int head_dim_v = 0;  ///< 0: the same as head_dim; other values are not supported yet
+  int gqa_ratio = 0;   ///< query heads per key/value head; 0: taken from the tensors
   lanewise::precision precision = lanewise::precision::f32;
   gradient_type gradient = gradient_type::storage;
   lanewise::empty_lse empty_lse = lanewise::empty_lse::zero;
@@ -55,14 +55,16 @@ using element = storage<C.precision>;
 template <config C>
 using gradient = std::conditional_t<C.gradient == gradient_type::f32, float, element<C>>;
 
-/// One sentence per rule. Every argument struct checks it, so that a file which sees only `extern template` is told too.
+/// One sentence per rule. Every argument struct checks it, so that a file which sees only `extern template` is told
+/// too.
 template <config C>
 constexpr bool check_config() {
   static_assert(C.head_dim >= 8 && C.head_dim <= 256 && C.head_dim % 8 == 0,
                 "config: head_dim must be 8 ... 256 in steps of 8");
   static_assert(C.head_dim_v == 0 || C.head_dim_v == C.head_dim,
                 "config: head_dim_v other than head_dim is not supported yet; leave it 0");
-  static_assert(C.gqa_ratio >= 0, "config: gqa_ratio is the number of query heads per key/value head; 0 takes it from the tensors");
+  static_assert(C.gqa_ratio >= 0,
+                "config: gqa_ratio is the number of query heads per key/value head; 0 takes it from the tensors");
   return true;
 }
 

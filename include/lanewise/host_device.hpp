@@ -3,7 +3,7 @@
 #pragma once
 
 #if defined(__CUDACC__)
-#define LANEWISE_HD __host__ __device__
+  #define LANEWISE_HD __host__ __device__
 #else
-#define LANEWISE_HD
+  #define LANEWISE_HD
 #endif

@@ -4,7 +4,7 @@
 #include "host_device.hpp"
 
 #if !defined(__CUDACC__) && !defined(__GNUC__)
-#include <cmath>
+  #include <cmath>
 #endif
 
 namespace lanewise {

@@ -93,6 +93,8 @@ constexpr char const* name_of(precision p) {
 
 /// Unit roundoff doubled (the spacing of numbers just above 1).
 template <class T>
-inline constexpr double epsilon_of = std::is_same_v<T, float> ? 0x1p-23 : std::is_same_v<T, bf16> ? 0x1p-7 : 0x1p-10;
+inline constexpr double epsilon_of = std::is_same_v<T, float>  ? 0x1p-23
+                                     : std::is_same_v<T, bf16> ? 0x1p-7
+                                                               : 0x1p-10;
 
 }  // namespace lanewise

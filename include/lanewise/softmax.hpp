@@ -1,8 +1,8 @@
 // The rules of the running softmax, scalar and shared by every backend.
 //
 // A row keeps m, the largest score so far in log2 units, and l = sum 2^(s - m) over the keys seen (Milakov and
-// Gimelshein 2018; Dao et al. 2022, algorithm 1). A row that has seen no key has m = -infinity and l = 0; minus infinity
-// is never subtracted from minus infinity.
+// Gimelshein 2018; Dao et al. 2022, algorithm 1). A row that has seen no key has m = -infinity and l = 0; minus
+// infinity is never subtracted from minus infinity.
 #pragma once
 
 #include "config.hpp"

@@ -8,15 +8,15 @@ namespace lanewise {
 
 enum class status_code {
   ok,
-  null_view,         ///< a required view has no data
-  bad_extent,        ///< sizes that do not fit together or are out of range
-  bad_stride,        ///< a stride that the engine cannot use
-  alias,             ///< an output overlaps an input or another output
-  bad_argument,      ///< a scalar out of range
-  bad_workspace,     ///< too small or misaligned
-  unsupported,       ///< no kernel for this request
-  out_of_memory,     ///< a plan does not fit its budget
-  device_error       ///< the CUDA runtime refused
+  null_view,      ///< a required view has no data
+  bad_extent,     ///< sizes that do not fit together or are out of range
+  bad_stride,     ///< a stride that the engine cannot use
+  alias,          ///< an output overlaps an input or another output
+  bad_argument,   ///< a scalar out of range
+  bad_workspace,  ///< too small or misaligned
+  unsupported,    ///< no kernel for this request
+  out_of_memory,  ///< a plan does not fit its budget
+  device_error    ///< the CUDA runtime refused
 };
 
 constexpr char const* name_of(status_code c) {
@@ -57,7 +57,8 @@ class sentence {
   constexpr sentence& operator<<(std::uint64_t n) {
     char digits[20] = {};
     int count = 0;
-    do digits[count++] = char('0' + n % 10); while (n /= 10);
+    do digits[count++] = char('0' + n % 10);
+    while (n /= 10);
     while (count > 0) put(digits[--count]);
     return *this;
   }

@@ -39,7 +39,8 @@ std::vector<T> stored(std::vector<float> const& x) {
 class scratch_memory {
  public:
   explicit scratch_memory(std::size_t bytes)
-      : bytes_(bytes), data_(static_cast<std::byte*>(::operator new(bytes + guard, std::align_val_t(workspace_alignment)))) {
+      : bytes_(bytes),
+        data_(static_cast<std::byte*>(::operator new(bytes + guard, std::align_val_t(workspace_alignment)))) {
     std::memset(data_, 0xff, bytes + guard);
   }
   ~scratch_memory() {
@@ -73,14 +74,13 @@ struct attention_case {
   bool accumulate = false, with_d_lse = true;
 
   explicit attention_case(sizes s, unsigned seed = 1, float deviation = 1.f)
-      : q_size{s.batch, s.q, s.q_heads, C.head_dim},
-        k_size{s.batch, s.k, s.kv_heads, C.head_dim},
-        lse_size{s.batch, s.q, s.q_heads, 1},
+      : q_size{s.batch, s.q, s.q_heads, C.head_dim}, k_size{s.batch, s.k, s.kv_heads, C.head_dim}, lse_size{s.batch,
+                                                                                                            s.q,
+                                                                                                            s.q_heads,
+                                                                                                            1},
         q(stored<E>(normal(q_size.count(), seed, deviation))),
-        k(stored<E>(normal(k_size.count(), seed + 1, deviation))),
-        v(stored<E>(normal(k_size.count(), seed + 2))),
-        d_o(stored<E>(normal(q_size.count(), seed + 3))),
-        d_lse(normal(lse_size.count(), seed + 4)) {
+        k(stored<E>(normal(k_size.count(), seed + 1, deviation))), v(stored<E>(normal(k_size.count(), seed + 2))),
+        d_o(stored<E>(normal(q_size.count(), seed + 3))), d_lse(normal(lse_size.count(), seed + 4)) {
     clear();
   }
 
@@ -94,14 +94,25 @@ struct attention_case {
   }
 
   forward_args<C> forward_call() {
-    return {.q = view<E>(q.data(), q_size), .k = view<E>(k.data(), k_size), .v = view<E>(v.data(), k_size),
-            .o = {o.data(), q_size}, .lse = {lse.data(), lse_size}, .scale = scale};
+    return {.q = view<E>(q.data(), q_size),
+            .k = view<E>(k.data(), k_size),
+            .v = view<E>(v.data(), k_size),
+            .o = {o.data(), q_size},
+            .lse = {lse.data(), lse_size},
+            .scale = scale};
   }
   backward_args<C> backward_call() {
-    backward_args<C> a{.q = view<E>(q.data(), q_size), .k = view<E>(k.data(), k_size), .v = view<E>(v.data(), k_size),
-                       .o = view<E>(o.data(), q_size), .lse = view<float>(lse.data(), lse_size),
-                       .d_o = view<E>(d_o.data(), q_size), .d_q = {d_q.data(), q_size}, .d_k = {d_k.data(), k_size},
-                       .d_v = {d_v.data(), k_size}, .accumulate = accumulate, .scale = scale};
+    backward_args<C> a{.q = view<E>(q.data(), q_size),
+                       .k = view<E>(k.data(), k_size),
+                       .v = view<E>(v.data(), k_size),
+                       .o = view<E>(o.data(), q_size),
+                       .lse = view<float>(lse.data(), lse_size),
+                       .d_o = view<E>(d_o.data(), q_size),
+                       .d_q = {d_q.data(), q_size},
+                       .d_k = {d_k.data(), k_size},
+                       .d_v = {d_v.data(), k_size},
+                       .accumulate = accumulate,
+                       .scale = scale};
     if (with_d_lse) a.d_lse = view<float>(d_lse.data(), lse_size);
     return a;
   }
@@ -113,8 +124,8 @@ struct attention_case {
       status const s = forward<C, T>(on, fwd, f, scratch);
       REQUIRE_MESSAGE(bool(s), s.message());
     }
-    scratch_memory const scratch(backward_workspace<C, T>(target_of(on), q_size, k_size, f,
-                                                          {bool(bwd.d_q), bool(bwd.d_k), bool(bwd.d_v)}));
+    scratch_memory const scratch(
+        backward_workspace<C, T>(target_of(on), q_size, k_size, f, {bool(bwd.d_q), bool(bwd.d_k), bool(bwd.d_v)}));
     status const s = backward<C, T>(on, bwd, f, scratch);
     REQUIRE_MESSAGE(bool(s), s.message());
   }
@@ -125,7 +136,11 @@ struct attention_case {
 
   template <class F>
   reference::result expected(F const& f, reference::arithmetic how = reference::exact) const {
-    reference::problem<E> p{.q = {q.data(), q_size}, .k = {k.data(), k_size}, .v = {v.data(), k_size}, .d_o = {d_o.data(), q_size}, .scale = scale,
+    reference::problem<E> p{.q = {q.data(), q_size},
+                            .k = {k.data(), k_size},
+                            .v = {v.data(), k_size},
+                            .d_o = {d_o.data(), q_size},
+                            .scale = scale,
                             .empty_lse = C.empty_lse};
     if (with_d_lse) p.d_lse = {d_lse.data(), lse_size};
     return reference::attention(p, f, how);

@@ -34,7 +34,8 @@ void head_dim_case(cpu_isa isa) {
 
 TEST_CASE("head dims 8 ... 256 in steps of 8") {
   for (cpu_isa isa : instruction_sets()) {
-    [&]<int... I>(std::integer_sequence<int, I...>) { (head_dim_case<8 * (I + 1)>(isa), ...); }(std::integer_sequence<int, 0, 1, 2, 4, 7, 8, 9, 11, 14, 15, 23, 31>{});
+    [&]<int... I>(std::integer_sequence<int, I...>) { (head_dim_case<8 * (I + 1)>(isa), ...); }
+    (std::integer_sequence<int, 0, 1, 2, 4, 7, 8, 9, 11, 14, 15, 23, 31>{});
   }
 }
 
@@ -44,7 +45,8 @@ TEST_CASE("grouped heads at any batch") {
       for (std::int64_t ratio : {1, 2, 4, 8}) {
         CAPTURE(batch);
         CAPTURE(ratio);
-        attention_case<f32_40> x({.batch = batch, .q = 37, .k = 67, .q_heads = 2 * ratio, .kv_heads = 2}, unsigned(10 * batch + ratio));
+        attention_case<f32_40> x({.batch = batch, .q = 37, .k = 67, .q_heads = 2 * ratio, .kv_heads = 2},
+                                 unsigned(10 * batch + ratio));
         compare_with_reference(on_cpu(isa), x, full{});
       }
 }
@@ -88,7 +90,7 @@ TEST_CASE("every stock variant, a user's own, and combinations") {
     check("window_bottom_right", window_bottom_right{17, 0});
     check("key_padding", key_padding{lengths});
     check("key_padding_bits", key_padding_bits{bits.data(), bit_mask_words(201)});
-    
+
     check("documents", documents{cu_q, cu_k, 5});
     check("documents, causal", documents{cu_q, cu_k, 5, causal_bottom_right{}});
     check("bias", full_bias);

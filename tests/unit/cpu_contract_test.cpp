@@ -118,7 +118,8 @@ TEST_CASE("strides: any order of the outer dimensions, interleaved q k v, broadc
     for (std::int64_t s = 0; s < n; ++s)
       for (std::int64_t h = 0; h < heads; ++h)
         for (std::int64_t c = 0; c < d; ++c) {
-          std::int64_t const dense_at = ((b * n + s) * heads + h) * d + c, at = b * inter.batch + s * inter.sequence + h * d + c;
+          std::int64_t const dense_at = ((b * n + s) * heads + h) * d + c,
+                             at = b * inter.batch + s * inter.sequence + h * d + c;
           q[at] = x.q[dense_at], k[at] = x.k[dense_at], v[at] = x.v[dense_at];
           d_o[b * head_major.batch + h * head_major.heads + s * head_major.sequence + c] = x.d_o[dense_at];
         }
@@ -128,15 +129,18 @@ TEST_CASE("strides: any order of the outer dimensions, interleaved q k v, broadc
   fwd.o = {o.data(), e, head_major};
   fwd.lse = {lse.data(), {2, n, heads, 1}, {heads * n, 1, n}};
   auto bwd = x.backward_call();
-  bwd.q = fwd.q, bwd.k = fwd.k, bwd.v = fwd.v, bwd.o = fwd.o, bwd.lse = fwd.lse, bwd.d_o = view<float>(d_o.data(), e, head_major);
-  bwd.d_q = {d_qkv.data(), e, inter}, bwd.d_k = {d_qkv.data() + heads * d, e, inter}, bwd.d_v = {d_qkv.data() + 2 * heads * d, e, inter};
+  bwd.q = fwd.q, bwd.k = fwd.k, bwd.v = fwd.v, bwd.o = fwd.o, bwd.lse = fwd.lse,
+  bwd.d_o = view<float>(d_o.data(), e, head_major);
+  bwd.d_q = {d_qkv.data(), e, inter}, bwd.d_k = {d_qkv.data() + heads * d, e, inter},
+  bwd.d_v = {d_qkv.data() + 2 * heads * d, e, inter};
   attention_case<f32_64> y = x;
   y.run(on_cpu{}, causal_top_left{}, fwd, bwd);
   for (std::int64_t b = 0; b < 2; ++b)
     for (std::int64_t s = 0; s < n; ++s)
       for (std::int64_t h = 0; h < heads; ++h)
         for (std::int64_t c = 0; c < d; ++c) {
-          std::int64_t const dense_at = ((b * n + s) * heads + h) * d + c, at = b * inter.batch + s * inter.sequence + h * d + c;
+          std::int64_t const dense_at = ((b * n + s) * heads + h) * d + c,
+                             at = b * inter.batch + s * inter.sequence + h * d + c;
           REQUIRE(o[b * head_major.batch + h * head_major.heads + s * d + c] == x.o[dense_at]);
           REQUIRE(d_qkv[at] == x.d_q[dense_at]);
           REQUIRE(d_qkv[at + heads * d] == x.d_k[dense_at]);
@@ -199,9 +203,11 @@ TEST_CASE("partial results over two halves of the keys merge, and their gradient
     auto a = rest.forward_call();
     a.k = keys(rest.k, i), a.v = keys(rest.v, i);
     scratch_memory const scratch(forward_workspace<part>(cpu_target(1), a.q.size, half));
-    REQUIRE(bool(i == 0 ? forward<part>(on_cpu{}, a, full{}, scratch) : forward<part>(on_cpu{}, a, causal_top_left{}, scratch)));
+    REQUIRE(bool(i == 0 ? forward<part>(on_cpu{}, a, full{}, scratch)
+                        : forward<part>(on_cpu{}, a, causal_top_left{}, scratch)));
     for (std::size_t r = 0; r < lse.size(); ++r) {
-      float const top = std::max(lse[r], rest.lse[r]), merged = top + std::log(std::exp(lse[r] - top) + std::exp(rest.lse[r] - top));
+      float const top = std::max(lse[r], rest.lse[r]),
+                  merged = top + std::log(std::exp(lse[r] - top) + std::exp(rest.lse[r] - top));
       for (int c = 0; c < 64; ++c)
         o[r * 64 + c] = o[r * 64 + c] * std::exp(lse[r] - merged) + rest.o[r * 64 + c] * std::exp(rest.lse[r] - merged);
       lse[r] = merged;
@@ -218,7 +224,8 @@ TEST_CASE("partial results over two halves of the keys merge, and their gradient
     std::fill(rest.d_v.begin() + i * 7680, rest.d_v.begin() + (i + 1) * 7680, 0.f);
     a.accumulate = true;
     scratch_memory const scratch(backward_workspace<part>(cpu_target(1), a.q.size, half));
-    REQUIRE(bool(i == 0 ? backward<part>(on_cpu{}, a, full{}, scratch) : backward<part>(on_cpu{}, a, causal_top_left{}, scratch)));
+    REQUIRE(bool(i == 0 ? backward<part>(on_cpu{}, a, full{}, scratch)
+                        : backward<part>(on_cpu{}, a, causal_top_left{}, scratch)));
   }
   auto const r = whole.expected(causal_bottom_right{});
   CHECK(relative_error(rest.d_q, r.d_q) < 5e-6);
@@ -244,7 +251,8 @@ TEST_CASE("parameter gradients over every broadcast, added in f32 in one order, 
     CAPTURE(mask);
     auto const b = normal(n[0] * n[1] * n[2] * n[3], 5);
     std::vector<float> d_b(b.size(), NAN), again(b.size(), NAN);
-    combine const f{causal_bottom_right{}, softcap{4.f}, bias{.b = {b.data(), n[0], n[1], n[2], n[3]}, .d_b = {d_b.data(), n[0], n[1], n[2], n[3]}}};
+    combine const f{causal_bottom_right{}, softcap{4.f},
+                    bias{.b = {b.data(), n[0], n[1], n[2], n[3]}, .d_b = {d_b.data(), n[0], n[1], n[2], n[3]}}};
     auto bwd = x.backward_call();
     if (mask % 2) bwd.d_q = {}, bwd.d_k = {}, bwd.d_v = {};
     x.run(on_cpu{}, f, x.forward_call(), bwd);
@@ -252,7 +260,8 @@ TEST_CASE("parameter gradients over every broadcast, added in f32 in one order, 
     // A gradient summed over broadcast dimensions cancels: one f32 rounding of the sum of magnitudes is allowed beside
     // the usual 5e-6.
     CHECK(relative_error(d_b, r.parameters.at(0)) < 5e-6 + 0x1p-24 * magnitudes / norm(r.parameters.at(0)));
-    combine const g{causal_bottom_right{}, softcap{4.f}, bias{.b = {b.data(), n[0], n[1], n[2], n[3]}, .d_b = {again.data(), n[0], n[1], n[2], n[3]}}};
+    combine const g{causal_bottom_right{}, softcap{4.f},
+                    bias{.b = {b.data(), n[0], n[1], n[2], n[3]}, .d_b = {again.data(), n[0], n[1], n[2], n[3]}}};
     x.run(on_cpu(pool), g, x.forward_call(), bwd);
     CHECK(same_bits(d_b, again));
   }
@@ -263,7 +272,8 @@ TEST_CASE("gradients of slopes and sink logits, shared by the batch or not") {
   for (std::int64_t batch : {1, 2}) {
     auto const slopes = normal(batch * 4, 3, 0.05f), logits = normal(batch * 4, 4);
     std::vector<float> d_slopes(slopes.size(), NAN), d_logits(logits.size(), NAN);
-    combine const f{causal_top_left{}, alibi{.slope = {slopes.data(), batch, 4, 1, 1}, .d_slope = {d_slopes.data(), batch, 4, 1, 1}},
+    combine const f{causal_top_left{},
+                    alibi{.slope = {slopes.data(), batch, 4, 1, 1}, .d_slope = {d_slopes.data(), batch, 4, 1, 1}},
                     sink{.logit = {logits.data(), batch, 4, 1, 1}, .d_logit = {d_logits.data(), batch, 4, 1, 1}}};
     x.run(on_cpu{}, f);
     auto const r = x.expected(f);
@@ -312,17 +322,20 @@ TEST_CASE("workspace: exact, and refused with the numbers when it is not enough"
   w.bytes = n - 1;
   status s = forward<f32_64>(on_cpu{}, x.forward_call(), full{}, w);
   CHECK(s.code == status_code::bad_workspace);
-  CHECK(std::string(s.message()) == "workspace has " + std::to_string(n - 1) + " bytes, the call needs " + std::to_string(n));
+  CHECK(std::string(s.message()) ==
+        "workspace has " + std::to_string(n - 1) + " bytes, the call needs " + std::to_string(n));
   w = {nullptr, n};
   CHECK(forward<f32_64>(on_cpu{}, x.forward_call(), full{}, w).code == status_code::bad_workspace);
   scratch_memory const larger(n + 64);
   w = larger;
   w.data = static_cast<std::byte*>(w.data) + 64, w.bytes = n;
-  CHECK(std::string(forward<f32_64>(on_cpu{}, x.forward_call(), full{}, w).message()) == "workspace is not aligned to 128 bytes");
+  CHECK(std::string(forward<f32_64>(on_cpu{}, x.forward_call(), full{}, w).message()) ==
+        "workspace is not aligned to 128 bytes");
   CHECK(std::isnan(x.o[0]));  // nothing was written by the refused calls
   // three threads need three rooms; what a backward is not asked for costs nothing
   CHECK(forward_workspace<f32_64>(cpu_target(3), x.q_size, x.k_size) == 3 * n);
-  CHECK(backward_workspace<bf16_64>(cpu_target(1), x.q_size, x.k_size, full{}, {.d_q = false}) < backward_workspace<bf16_64>(cpu_target(1), x.q_size, x.k_size));
+  CHECK(backward_workspace<bf16_64>(cpu_target(1), x.q_size, x.k_size, full{}, {.d_q = false}) <
+        backward_workspace<bf16_64>(cpu_target(1), x.q_size, x.k_size));
 }
 
 TEST_CASE("a variant's own fields are checked before anything runs") {
@@ -336,7 +349,8 @@ TEST_CASE("a variant's own fields are checked before anything runs") {
 TEST_CASE("the status names the kernel that ran") {
   attention_case<f32_64> x({});
   scratch_memory const scratch(forward_workspace<f32_64>(cpu_target(1), x.q_size, x.k_size, full{}));
-  CHECK(std::string(forward<f32_64>(on_cpu(cpu_isa::portable), x.forward_call(), full{}, scratch).kernel) == "cpu forward, portable");
+  CHECK(std::string(forward<f32_64>(on_cpu(cpu_isa::portable), x.forward_call(), full{}, scratch).kernel) ==
+        "cpu forward, portable");
 }
 
 TEST_CASE("dispatch calls the listed value and refuses others with the number") {

@@ -24,13 +24,16 @@ TEST_CASE("multiply: every block shape, both orders of A, every start") {
         for (int k : {0, 1, 7, 64})
           for (bool transposed : {false, true})
             for (start from : {start::zero, start::add, start::scale_columns}) {
-              auto const a = normal(std::int64_t(m) * k, 1), b = normal(std::int64_t(k) * n, 2), c0 = normal(std::int64_t(m) * (n + 3), 3), factors = normal(n, 4);
+              auto const a = normal(std::int64_t(m) * k, 1), b = normal(std::int64_t(k) * n, 2),
+                         c0 = normal(std::int64_t(m) * (n + 3), 3), factors = normal(n, 4);
               auto c = c0;
-              run.multiply(product<float>{m, n, k, a.data(), transposed ? 1 : k, transposed ? m : 1, b.data(), n, c.data(), n + 3, from, factors.data()});
+              run.multiply(product<float>{m, n, k, a.data(), transposed ? 1 : k, transposed ? m : 1, b.data(), n,
+                                          c.data(), n + 3, from, factors.data()});
               double worst = 0;
               for (int i = 0; i < m; ++i)
                 for (int j = 0; j < n; ++j) {
-                  double sum = from == start::zero ? 0 : c0[i * (n + 3) + j] * (from == start::add ? 1. : double(factors[j]));
+                  double sum =
+                      from == start::zero ? 0 : c0[i * (n + 3) + j] * (from == start::add ? 1. : double(factors[j]));
                   double magnitude = std::abs(sum);
                   for (int x = 0; x < k; ++x) {
                     double const term = double(transposed ? a[x * m + i] : a[i * k + x]) * b[x * n + j];
@@ -41,7 +44,8 @@ TEST_CASE("multiply: every block shape, both orders of A, every start") {
                 }
               CHECK(worst <= 0);
               for (int i = 0; i < m; ++i)
-                for (int j = n; j < n + 3; ++j) CHECK(c[i * (n + 3) + j] == c0[i * (n + 3) + j]);  // beyond the row: untouched
+                for (int j = n; j < n + 3; ++j)
+                  CHECK(c[i * (n + 3) + j] == c0[i * (n + 3) + j]);  // beyond the row: untouched
             }
   }
 }
@@ -56,8 +60,9 @@ TEST_CASE("softmax step: running maximum, sum and correction over two key tiles,
       std::vector<double> m(columns, -INFINITY), l(columns, 0);
       for (int step = 0; step < 2; ++step) {
         auto s = normal(keys * row, 7 + step, 20.f);
-        for (int x = 0; x < keys; ++x) s[x * row + 3] = -infinity;                  // sees nothing
-        if (step == 0) for (int x = 0; x < keys; ++x) s[x * row + 4] = -infinity;   // sees nothing at first
+        for (int x = 0; x < keys; ++x) s[x * row + 3] = -infinity;  // sees nothing
+        if (step == 0)
+          for (int x = 0; x < keys; ++x) s[x * row + 4] = -infinity;  // sees nothing at first
         auto p = s;
         run.softmax({keys, columns, p.data(), row, maximum.data(), sum.data(), correction.data()});
         for (int c = 0; c < columns; ++c) {
@@ -95,7 +100,8 @@ TEST_CASE("2^x over the whole range: 3e-7 relative, 0 below 2^-126, infinity fro
       return s[0];
     };
     double worst = 0;
-    for (float x = -125.99f; x < 127.49f; x += 0.00371f) worst = std::max(worst, std::abs(double(power(x)) / std::exp2(double(x)) - 1));
+    for (float x = -125.99f; x < 127.49f; x += 0.00371f)
+      worst = std::max(worst, std::abs(double(power(x)) / std::exp2(double(x)) - 1));
     CHECK(worst < 3e-7);
     CHECK(power(0.f) == 1.f);
     CHECK(power(-126.5f) == 0.f);
@@ -112,7 +118,8 @@ TEST_CASE("dS: p (dP - delta), and exactly zero where P is zero, whatever dP hol
     micro_kernels const& run = *kernels_for(isa);
     CAPTURE(run.forward_name);
     int const keys = 5, columns = 32;
-    auto const s0 = normal(keys * columns, 1), d0 = normal(keys * columns, 2), base = normal(columns, 3), delta = normal(columns, 4);
+    auto const s0 = normal(keys * columns, 1), d0 = normal(keys * columns, 2), base = normal(columns, 3),
+               delta = normal(columns, 4);
     auto s = s0, d = d0;
     s[7] = -infinity, d[7] = NAN;
     run.differentiate({keys, columns, s.data(), d.data(), columns, base.data(), delta.data(), 0.25f});
@@ -120,7 +127,8 @@ TEST_CASE("dS: p (dP - delta), and exactly zero where P is zero, whatever dP hol
     CHECK(d[7] == 0.f);
     for (int i = 0; i < keys * columns; ++i) {
       if (i == 7) continue;
-      double const p = std::exp2(double(s0[i]) - base[i % columns]), d_s = 0.25 * p * (double(d0[i]) - delta[i % columns]);
+      double const p = std::exp2(double(s0[i]) - base[i % columns]),
+                   d_s = 0.25 * p * (double(d0[i]) - delta[i % columns]);
       CHECK(std::abs(s[i] - p) <= 5e-7 * p);
       CHECK(std::abs(d[i] - d_s) <= 1e-6 * p);
     }
@@ -136,7 +144,8 @@ TEST_CASE("transpose pads rows with zeros and multiplies by the factor") {
         std::vector<float> y(columns * 64, NAN);
         run.transpose(transposition<float>{rows, columns, x.data(), columns + 5, y.data(), 64, 3.f});
         for (int c = 0; c < columns; ++c)
-          for (int r = 0; r < padded(rows); ++r) CHECK(y[c * 64 + r] == (r < rows ? x[r * (columns + 5) + c] * 3.f : 0.f));
+          for (int r = 0; r < padded(rows); ++r)
+            CHECK(y[c * 64 + r] == (r < rows ? x[r * (columns + 5) + c] * 3.f : 0.f));
       }
   }
 }
@@ -175,7 +184,8 @@ TEST_CASE("bf16 pairs: products, rounding, interleaving and word transposition")
   run.round({rows, columns, special.data(), columns, pairs.data(), columns, words.data(), columns / 2});
   for (int r = 0; r < rows; ++r)
     for (int c = 0; c < columns; ++c) {
-      std::uint32_t const in_pair = pairs[r / 2 * columns + c] >> (r % 2 * 16) & 0xffff, in_word = words[r * columns / 2 + c / 2] >> (c % 2 * 16) & 0xffff;
+      std::uint32_t const in_pair = pairs[r / 2 * columns + c] >> (r % 2 * 16) & 0xffff,
+                          in_word = words[r * columns / 2 + c / 2] >> (c % 2 * 16) & 0xffff;
       if (std::isnan(special[r * columns + c])) CHECK((in_pair & 0x7fff) > 0x7f80);
       else CHECK(in_pair == bits(special[r * columns + c]));
       CHECK(in_word == in_pair);
@@ -206,7 +216,8 @@ TEST_CASE("bf16 pairs: products, rounding, interleaving and word transposition")
     std::vector<std::uint32_t> a_words(5 * k);
     std::memcpy(a_words.data(), a.data(), a_words.size() * 4);
     std::vector<float> c(5 * columns, NAN);
-    run.multiply(product<std::uint32_t>{5, columns, k, a_words.data(), k, 1, b_pairs.data(), columns, c.data(), columns, start::zero, nullptr, 0.5f});
+    run.multiply(product<std::uint32_t>{5, columns, k, a_words.data(), k, 1, b_pairs.data(), columns, c.data(), columns,
+                                        start::zero, nullptr, 0.5f});
     for (int i = 0; i < 5; ++i)
       for (int j = 0; j < columns; ++j) {
         double sum = 0, magnitude = 0;

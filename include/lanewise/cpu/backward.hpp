@@ -33,15 +33,23 @@ class backward_kernel {
     bool *live_keys, *live_queries;
   };
   static room layout(micro_kernels const& run, carve& c) {
-    return {Operands<C, bq, bk>::layout(run, c), c.take<float>(bk * dp), c.take<float>(bk * dp), c.take<float>(bk * bq), c.take<float>(bk * bq),
-            has_score<F> ? c.take<float>(bk * bq) : nullptr, c.take<float>(bq), c.take<float>(bq), c.take<bool>(bk), c.take<bool>(bq)};
+    return {Operands<C, bq, bk>::layout(run, c),
+            c.take<float>(bk * dp),
+            c.take<float>(bk * dp),
+            c.take<float>(bk * bq),
+            c.take<float>(bk * bq),
+            has_score<F> ? c.take<float>(bk * bq) : nullptr,
+            c.take<float>(bq),
+            c.take<float>(bq),
+            c.take<bool>(bk),
+            c.take<bool>(bq)};
   }
 
   /// What all threads share, in the workspace.
   struct shared {
-    float *base, *delta;      ///< [batch][query heads][q]
-    std::int32_t* turn;       ///< [batch][query heads][q tiles]: 1 + the last key tile whose dQ is added
-    float* d_q;               ///< [batch][query heads][q][dp] unless direct
+    float *base, *delta;  ///< [batch][query heads][q]
+    std::int32_t* turn;   ///< [batch][query heads][q tiles]: 1 + the last key tile whose dQ is added
+    float* d_q;           ///< [batch][query heads][q][dp] unless direct
     std::byte* rooms;
   };
   static shared layout(carve& c, extents q, bool want_q, int threads) {
@@ -118,7 +126,9 @@ class backward_kernel {
   }
 
  private:
-  std::int64_t row_of(std::int64_t b, std::int64_t h, std::int64_t q) const { return (b * a_.q.size.heads + h) * a_.q.size.sequence + q; }
+  std::int64_t row_of(std::int64_t b, std::int64_t h, std::int64_t q) const {
+    return (b * a_.q.size.heads + h) * a_.q.size.sequence + q;
+  }
 
   void prepare(block const& rows) const {
     for (std::int64_t q = rows.q_begin; q < rows.q_end; ++q) {
@@ -175,7 +185,8 @@ class backward_kernel {
       for (int q = 0; q < queries; ++q) {
         float& d_s = r.d_scores[k * bq + q];
         if (d_s != 0.f)
-          d_s *= a_.scale * score_grad(f_, r.raw[k * bq + q], {tile.batch, tile.head, tile.q_begin + q, tile.k_begin + k});
+          d_s *=
+              a_.scale * score_grad(f_, r.raw[k * bq + q], {tile.batch, tile.head, tile.q_begin + q, tile.k_begin + k});
       }
   }
 
@@ -202,7 +213,8 @@ class backward_kernel {
     std::int32_t const i = rows.q_begin / bq;
     bool const visited = previous_key_tile(f_, tiles_, rows.batch, rows.head, i, tiles_.k_tiles()) >= 0;
     if (direct && visited) return;
-    store(a_.d_q, rows.batch, rows.q_begin, rows.head, rows.q_end - rows.q_begin, visited ? d_q_rows(rows).data : nullptr);
+    store(a_.d_q, rows.batch, rows.q_begin, rows.head, rows.q_end - rows.q_begin,
+          visited ? d_q_rows(rows).data : nullptr);
   }
 
   /// Writes or adds f32 rows of dp to a gradient; null rows are zeros.

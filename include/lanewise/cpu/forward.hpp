@@ -28,8 +28,15 @@ class forward_kernel {
     bool *live_keys, *live_queries;
   };
   static room layout(micro_kernels const& run, carve& c) {
-    return {Operands<C, bq, bk>::layout(run, c), c.take<float>(bk * bq), c.take<float>(d * bq), c.take<float>(bq * padded(d)),
-            c.take<float>(bq), c.take<float>(bq), c.take<float>(bq), c.take<bool>(bk), c.take<bool>(bq)};
+    return {Operands<C, bq, bk>::layout(run, c),
+            c.take<float>(bk * bq),
+            c.take<float>(d * bq),
+            c.take<float>(bq * padded(d)),
+            c.take<float>(bq),
+            c.take<float>(bq),
+            c.take<float>(bq),
+            c.take<bool>(bk),
+            c.take<bool>(bq)};
   }
 
  public:
@@ -50,7 +57,9 @@ class forward_kernel {
       // the last query tile first: under a causal mask it is the longest
       std::int64_t const i = q_tiles - 1 - unit % q_tiles, bh = unit / q_tiles;
       room r = layout(run_, c);
-      query_tile(tiles_.tile(std::int32_t(bh / a_.q.size.heads), std::int32_t(bh % a_.q.size.heads), std::int32_t(i), 0), std::int32_t(i), r);
+      query_tile(
+          tiles_.tile(std::int32_t(bh / a_.q.size.heads), std::int32_t(bh % a_.q.size.heads), std::int32_t(i), 0),
+          std::int32_t(i), r);
     });
   }
 
@@ -76,7 +85,8 @@ class forward_kernel {
     apply_variant(f_, tile, c, r.scores, bq, nullptr, {r.live_keys, r.live_queries});
     run_.softmax({keys, columns, r.scores, bq, r.maximum, r.sum, r.correction});
     bool const* const live = has_mask<F> && c == cover::partial ? r.live_keys : nullptr;
-    r.operands.add_values(a_.v, tile, kv_head, columns, r.scores, live, r.output, first ? start::zero : start::scale_columns, r.correction);
+    r.operands.add_values(a_.v, tile, kv_head, columns, r.scores, live, r.output,
+                          first ? start::zero : start::scale_columns, r.correction);
   }
 
   void store(block const& rows, int queries, room const& r) const {

@@ -1,7 +1,7 @@
 // The inner loops of the CPU backend, written once on GNU vectors and compiled once per instruction set.
 //
-// Everything that takes time is one of five operations on f32 tiles in cache: a matrix product, the running softmax, the
-// backward's dS, a transposing copy and a converting copy. The text below is generic over the number of lanes; each
+// Everything that takes time is one of five operations on f32 tiles in cache: a matrix product, the running softmax,
+// the backward's dS, a transposing copy and a converting copy. The text below is generic over the number of lanes; each
 // instruction set is a struct of register-block sizes and five entry points whose `target` attribute the always-inline
 // text takes over. `kernels_for` picks a table at run time; the portable one is always there.
 #pragma once
@@ -23,12 +23,12 @@ constexpr int padded(int n) { return (n + row_multiple - 1) / row_multiple * row
 /// What a product does with C before it adds A B.
 enum class start { zero, add, scale_columns };
 
-/// C[m][n] = factor * (start + sum_k A(m, k) B[k][n]); A(m, k) = a[m * a_row + k * a_k], so that A may lie transposed. n
-/// is a multiple of row_multiple; column_scale[n] multiplies C's columns under start::scale_columns. factor is not 1
+/// C[m][n] = factor * (start + sum_k A(m, k) B[k][n]); A(m, k) = a[m * a_row + k * a_k], so that A may lie transposed.
+/// n is a multiple of row_multiple; column_scale[n] multiplies C's columns under start::scale_columns. factor is not 1
 /// under start::zero only.
 ///
-/// E is float, or a word of two bf16 that follow each other along k, the first in the low half: a word of A times a word
-/// of B then adds two products to an f32 (vdpbf16ps), and k counts words.
+/// E is float, or a word of two bf16 that follow each other along k, the first in the low half: a word of A times a
+/// word of B then adds two products to an f32 (vdpbf16ps), and k counts words.
 template <class E>
 struct product {
   int m, n, k;
@@ -43,8 +43,8 @@ struct product {
   float factor = 1.f;
 };
 
-/// One key tile of the running softmax on S^T[keys][columns] (log2 units, a column is a query): S becomes P, maximum and
-/// sum are carried on, correction[column] is what earlier sums and outputs are to be multiplied by.
+/// One key tile of the running softmax on S^T[keys][columns] (log2 units, a column is a query): S becomes P, maximum
+/// and sum are carried on, correction[column] is what earlier sums and outputs are to be multiplied by.
 struct softmax_step {
   int keys, columns;
   float* s;
@@ -52,8 +52,8 @@ struct softmax_step {
   float *maximum, *sum, *correction;
 };
 
-/// P = 2^(S - base), dS = factor * P * (dP - delta) on S^T[keys][columns]; S becomes P, dP becomes dS. A pair with P = 0
-/// gets dS = 0 whatever dP holds: masked pairs stay out even where dP is not finite.
+/// P = 2^(S - base), dS = factor * P * (dP - delta) on S^T[keys][columns]; S becomes P, dP becomes dS. A pair with P =
+/// 0 gets dS = 0 whatever dP holds: masked pairs stay out even where dP is not finite.
 struct gradient_step {
   int keys, columns;
   float *s, *d_p;
@@ -83,8 +83,8 @@ struct transposition {
   float factor = 1.f;
 };
 
-/// f32 tiles rounded to nearest bf16, two ways: pairs[row / 2][column] holds rows 2i and 2i + 1 of a column in a word (an
-/// odd last row is paired with zeros); words[row][column / 2] holds neighbouring columns. Either may be null.
+/// f32 tiles rounded to nearest bf16, two ways: pairs[row / 2][column] holds rows 2i and 2i + 1 of a column in a word
+/// (an odd last row is paired with zeros); words[row][column / 2] holds neighbouring columns. Either may be null.
 struct rounding {
   int rows, columns;
   float const* source;
@@ -95,8 +95,8 @@ struct rounding {
   std::ptrdiff_t words_row;
 };
 
-/// pairs[row / 2][column] = rows 2i and 2i + 1 of a bf16 tile in a word; rows that do not exist or are not `live` (null:
-/// all are) are zeros, and so are columns up to padded(columns).
+/// pairs[row / 2][column] = rows 2i and 2i + 1 of a bf16 tile in a word; rows that do not exist or are not `live`
+/// (null: all are) are zeros, and so are columns up to padded(columns).
 struct interleaving {
   int rows, columns;
   bf16 const* source;
@@ -133,10 +133,10 @@ struct micro_kernels {
 
 /// Lanes of a vector, and the block of C kept in registers: rows x vectors accumulators.
 struct portable {
-  static constexpr int lanes = 4, rows = 4, vectors = 2;   // 8 accumulators of 16 SSE or NEON registers
+  static constexpr int lanes = 4, rows = 4, vectors = 2;  // 8 accumulators of 16 SSE or NEON registers
 };
 struct avx2 {
-  static constexpr int lanes = 8, rows = 6, vectors = 2;   // 12 accumulators of 16
+  static constexpr int lanes = 8, rows = 6, vectors = 2;  // 12 accumulators of 16
 };
 struct avx512 {
   static constexpr int lanes = 16, rows = 6, vectors = 4;  // 24 accumulators of 32
@@ -174,7 +174,8 @@ template <int Lanes>
 
 /// One step of a product: f32 elements, or words of two bf16.
 template <class Isa>
-[[gnu::always_inline]] inline void multiply_add(typename of<Isa::lanes>::floats& sum, float left, typename of<Isa::lanes>::floats const& right) {
+[[gnu::always_inline]] inline void multiply_add(typename of<Isa::lanes>::floats& sum, float left,
+                                                typename of<Isa::lanes>::floats const& right) {
   using V = typename of<Isa::lanes>::floats;
   sum += (left - V{}) * right;
 }
@@ -192,7 +193,7 @@ template <class Isa, int Rows, int Vectors, class Product>
   using E = std::remove_cvref_t<decltype(*g.a)>;
   V acc[Rows][Vectors];
   float* const c = g.c + row * g.c_row + column;
-  auto const at = [&](int i, int j) __attribute__((always_inline)) -> V* {
+  auto const at = [&](int i, int j) __attribute__((always_inline))->V* {
     return reinterpret_cast<V*>(c + i * g.c_row + j * Isa::lanes);
   };
 #pragma GCC unroll 8
@@ -224,7 +225,8 @@ template <class Isa, int Rows, int Vectors, class Product>
 
 template <class Isa, int Vectors, class Product>
 [[gnu::always_inline]] inline void multiply_columns(Product const& g, int column) {
-  // Rows are dealt out evenly (128 = 20 x 6 + 2 x 4): a last block of one or two rows would wait on its own FMA latency.
+  // Rows are dealt out evenly (128 = 20 x 6 + 2 x 4): a last block of one or two rows would wait on its own FMA
+  // latency.
   int row = 0;
   for (int left = g.m, blocks = (g.m + Isa::rows - 1) / Isa::rows; left > 0; --blocks) {
     int const rows = (left + blocks - 1) / blocks;
@@ -265,7 +267,7 @@ template <class Isa>
   using V = typename of<Isa::lanes>::floats;
   V const none = V{} - infinity;
   for (int column = 0; column < g.columns; column += Isa::lanes) {
-    auto const at = [&](int key) __attribute__((always_inline)) -> V* {
+    auto const at = [&](int key) __attribute__((always_inline))->V* {
       return reinterpret_cast<V*>(g.s + key * g.s_row + column);
     };
     V& maximum = *reinterpret_cast<V*>(g.maximum + column);
@@ -337,8 +339,10 @@ template <class E>
   for (int r = 0; r < rows; r += 4) {
     for (int c = 0; c < g.columns; c += 4) {  // columns is a head dim, or half of one: a multiple of 4
       V const in[4] = {row(r, c), row(r + 1, c), row(r + 2, c), row(r + 3, c)};
-      V const a = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5), b = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
-      V const d = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7), e = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
+      V const a = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5),
+              b = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
+      V const d = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7),
+              e = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
       V const out[4] = {__builtin_shufflevector(a, b, 0, 1, 4, 5), __builtin_shufflevector(a, b, 2, 3, 6, 7),
                         __builtin_shufflevector(d, e, 0, 1, 4, 5), __builtin_shufflevector(d, e, 2, 3, 6, 7)};
 #pragma GCC unroll 4
@@ -368,7 +372,8 @@ template <class Isa>
       if (g.pairs) *reinterpret_cast<W*>(g.pairs + r / 2 * g.pairs_row + c) = low >> 16 | (high & 0xffff0000);
       if (g.words) {
         *reinterpret_cast<H*>(g.words + r * g.words_row + c / 2) = __builtin_convertvector(low >> 16, H);
-        if (r + 1 < g.rows) *reinterpret_cast<H*>(g.words + (r + 1) * g.words_row + c / 2) = __builtin_convertvector(high >> 16, H);
+        if (r + 1 < g.rows)
+          *reinterpret_cast<H*>(g.words + (r + 1) * g.words_row + c / 2) = __builtin_convertvector(high >> 16, H);
       }
     }
 }
@@ -433,9 +438,19 @@ inline void copy_portable(copy_rows<bf16> const& g) { text::copy<portable>(g); }
 inline void copy_portable(copy_rows<f16> const& g) { text::copy<portable>(g); }
 inline void copy_portable(copy_rows<float> const& g) { text::copy<portable>(g); }
 
-inline constexpr micro_kernels portable_kernels{
-    "cpu forward, portable", "cpu backward, portable", multiply_portable, softmax_portable, differentiate_portable,
-    transpose_portable, copy_portable, copy_portable, copy_portable, nullptr, nullptr, nullptr, nullptr};
+inline constexpr micro_kernels portable_kernels{"cpu forward, portable",
+                                                "cpu backward, portable",
+                                                multiply_portable,
+                                                softmax_portable,
+                                                differentiate_portable,
+                                                transpose_portable,
+                                                copy_portable,
+                                                copy_portable,
+                                                copy_portable,
+                                                nullptr,
+                                                nullptr,
+                                                nullptr,
+                                                nullptr};
 
 #if defined(__x86_64__)
 
@@ -449,27 +464,69 @@ inline constexpr micro_kernels portable_kernels{
 [[gnu::target("avx2,fma")]] inline void copy_avx2(copy_rows<float> const& g) { text::copy<avx2>(g); }
 [[gnu::target("avx2,fma")]] inline void interleave_avx2(interleaving const& g) { text::interleave(g); }
 
-inline constexpr micro_kernels avx2_kernels{
-    "cpu forward, avx2", "cpu backward, avx2", multiply_avx2, softmax_avx2, differentiate_avx2,
-    transpose_avx2, copy_avx2, copy_avx2, copy_avx2, nullptr, nullptr, nullptr, nullptr};
+inline constexpr micro_kernels avx2_kernels{"cpu forward, avx2",
+                                            "cpu backward, avx2",
+                                            multiply_avx2,
+                                            softmax_avx2,
+                                            differentiate_avx2,
+                                            transpose_avx2,
+                                            copy_avx2,
+                                            copy_avx2,
+                                            copy_avx2,
+                                            nullptr,
+                                            nullptr,
+                                            nullptr,
+                                            nullptr};
 
-[[gnu::target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]] inline void multiply_avx512(product<float> const& g) { text::multiply<avx512>(g); }
-[[gnu::target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]] inline void softmax_avx512(softmax_step const& g) { text::softmax<avx512>(g); }
-[[gnu::target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]] inline void differentiate_avx512(gradient_step const& g) { text::differentiate<avx512>(g); }
-[[gnu::target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]] inline void round_avx512(rounding const& g) { text::round<avx512>(g); }
+[[gnu::target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]] inline void multiply_avx512(product<float> const& g) {
+  text::multiply<avx512>(g);
+}
+[[gnu::target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]] inline void softmax_avx512(softmax_step const& g) {
+  text::softmax<avx512>(g);
+}
+[[gnu::target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]] inline void differentiate_avx512(
+    gradient_step const& g) {
+  text::differentiate<avx512>(g);
+}
+[[gnu::target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]] inline void round_avx512(rounding const& g) {
+  text::round<avx512>(g);
+}
 
-inline constexpr micro_kernels avx512_kernels{
-    "cpu forward, avx512", "cpu backward, avx512", multiply_avx512, softmax_avx512, differentiate_avx512,
-    transpose_avx2, copy_avx2, copy_avx2, copy_avx2, nullptr, nullptr, nullptr, nullptr};
+inline constexpr micro_kernels avx512_kernels{"cpu forward, avx512",
+                                              "cpu backward, avx512",
+                                              multiply_avx512,
+                                              softmax_avx512,
+                                              differentiate_avx512,
+                                              transpose_avx2,
+                                              copy_avx2,
+                                              copy_avx2,
+                                              copy_avx2,
+                                              nullptr,
+                                              nullptr,
+                                              nullptr,
+                                              nullptr};
 
-#if !defined(__clang__)
-[[gnu::target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]] inline void multiply_avx512(product<std::uint32_t> const& g) { text::multiply<avx512>(g); }
+  #if !defined(__clang__)
+[[gnu::target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]] inline void multiply_avx512(
+    product<std::uint32_t> const& g) {
+  text::multiply<avx512>(g);
+}
 
 /// For precision::bf16: products of bf16 pairs. Everything else is avx512's.
-inline constexpr micro_kernels avx512_bf16_kernels{
-    "cpu forward, avx512_bf16", "cpu backward, avx512_bf16", multiply_avx512, softmax_avx512, differentiate_avx512,
-    transpose_avx2, copy_avx2, copy_avx2, copy_avx2, multiply_avx512, transpose_avx2, round_avx512, interleave_avx2};
-#endif
+inline constexpr micro_kernels avx512_bf16_kernels{"cpu forward, avx512_bf16",
+                                                   "cpu backward, avx512_bf16",
+                                                   multiply_avx512,
+                                                   softmax_avx512,
+                                                   differentiate_avx512,
+                                                   transpose_avx2,
+                                                   copy_avx2,
+                                                   copy_avx2,
+                                                   copy_avx2,
+                                                   multiply_avx512,
+                                                   transpose_avx2,
+                                                   round_avx512,
+                                                   interleave_avx2};
+  #endif
 
 #endif
 

@@ -1,8 +1,8 @@
 // How the products of a tile are formed: from f32 copies of the rows, or from bf16 pairs (avx512_bf16). The forward and
 // backward kernels are written on these operations; a storage format is one pair of classes here.
 //
-// S^T, P^T and dS^T are [keys][queries] with rows of bq; `live` flags, where given, say which rows of a partial tile take
-// part: the others are replaced by zeros, so that what a masked row holds, NaN included, reaches no sum.
+// S^T, P^T and dS^T are [keys][queries] with rows of bq; `live` flags, where given, say which rows of a partial tile
+// take part: the others are replaced by zeros, so that what a masked row holds, NaN included, reaches no sum.
 #pragma once
 
 #include "tile.hpp"
@@ -19,8 +19,8 @@ struct rows_of {
 /// `count` rows of x from (b, s, h) on as floats: in place where x is f32 and `in_place` allows it, else copied to
 /// `room` in rows of padded(head_dim).
 template <class E>
-rows_of<float> stage(micro_kernels const& run, view<E const> const& x, std::int64_t b, std::int64_t s, std::int64_t h, int count,
-                     bool in_place, float* room) {
+rows_of<float> stage(micro_kernels const& run, view<E const> const& x, std::int64_t b, std::int64_t s, std::int64_t h,
+                     int count, bool in_place, float* room) {
   int const d = int(x.size.head_dim);
   if constexpr (sizeof(E) == sizeof(float))
     if (in_place) return {x.row(b, s, h), x.stride.sequence};
@@ -44,7 +44,8 @@ inline rows_of<float> without_dead(rows_of<float> rows, int count, int d, bool c
 }
 
 /// Rows of bf16 as words of two; copied to `room` (rows of d / 2) where a row is not aligned to a word.
-inline rows_of<std::uint32_t> stage_words(view<bf16 const> const& x, std::int64_t b, std::int64_t s, std::int64_t h, int count, std::uint32_t* room) {
+inline rows_of<std::uint32_t> stage_words(view<bf16 const> const& x, std::int64_t b, std::int64_t s, std::int64_t h,
+                                          int count, std::uint32_t* room) {
   bf16 const* const from = x.row(b, s, h);
   std::ptrdiff_t const words = x.size.head_dim / 2;
   if (reinterpret_cast<std::uintptr_t>(from) % 4 == 0 && x.stride.sequence % 2 == 0)
@@ -81,8 +82,8 @@ class f32_forward_operands {
     run_.multiply(product<float>{keys, columns, d, x.data, x.stride, 1, queries_t_, bq, s, bq});
   }
   /// o^T[d][bq] = start + V^T P^T.
-  void add_values(view<E const> const& v, block const& tile, std::int64_t kv_head, int columns, float const* p, bool const* live, float* o,
-                  start from, float const* correction) {
+  void add_values(view<E const> const& v, block const& tile, std::int64_t kv_head, int columns, float const* p,
+                  bool const* live, float* o, start from, float const* correction) {
     int const keys = tile.k_end - tile.k_begin;
     auto x = stage<E>(run_, v, tile.batch, tile.k_begin, kv_head, keys, true, values_);
     if (live) x = without_dead(x, keys, d, live, values_);
@@ -121,10 +122,11 @@ class bf16_forward_operands {
   void scores(view<E const> const& k, block const& tile, std::int64_t kv_head, int columns, float* s) {
     int const keys = tile.k_end - tile.k_begin;
     auto const x = stage_words(k, tile.batch, tile.k_begin, kv_head, keys, rows_);
-    run_.multiply(product<word>{keys, columns, d / 2, x.data, x.stride, 1, queries_t_, bq, s, bq, start::zero, nullptr, factor_});
+    run_.multiply(
+        product<word>{keys, columns, d / 2, x.data, x.stride, 1, queries_t_, bq, s, bq, start::zero, nullptr, factor_});
   }
-  void add_values(view<E const> const& v, block const& tile, std::int64_t kv_head, int columns, float const* p, bool const* live, float* o,
-                  start from, float const* correction) {
+  void add_values(view<E const> const& v, block const& tile, std::int64_t kv_head, int columns, float const* p,
+                  bool const* live, float* o, start from, float const* correction) {
     int const keys = tile.k_end - tile.k_begin;
     run_.interleave({keys, d, v.row(tile.batch, tile.k_begin, kv_head), v.stride.sequence, live, values_, dp});
     run_.round({keys, columns, p, bq, p_, bq, nullptr, 0});
@@ -165,8 +167,12 @@ class f32_backward_operands {
     run_.transpose(transposition<float>{queries_, d, d_o_.data, d_o_.stride, d_o_t_, bq});
   }
   /// s = factor K Q^T and d_p = V dO^T.
-  void scores(float* s) const { run_.multiply(product<float>{keys_, padded(queries_), d, k_.data, k_.stride, 1, queries_t_, bq, s, bq}); }
-  void d_p(float* d_p) const { run_.multiply(product<float>{keys_, padded(queries_), d, v_.data, v_.stride, 1, d_o_t_, bq, d_p, bq}); }
+  void scores(float* s) const {
+    run_.multiply(product<float>{keys_, padded(queries_), d, k_.data, k_.stride, 1, queries_t_, bq, s, bq});
+  }
+  void d_p(float* d_p) const {
+    run_.multiply(product<float>{keys_, padded(queries_), d, v_.data, v_.stride, 1, d_o_t_, bq, d_p, bq});
+  }
 
   /// P^T and dS^T are final: what the three sums below use. Null flags: every row takes part.
   void finish_tile(float const* p, float const* d_s, bool const* live_keys, bool const* live_queries) {
@@ -176,8 +182,12 @@ class f32_backward_operands {
     d_o_ = without_dead(d_o_, queries_, d, live_queries, d_o_room_);
     live_k_ = without_dead(k_, keys_, d, live_keys, live_keys_room_);
   }
-  void add_d_v(float* d_v, start from) const { run_.multiply(product<float>{keys_, dp, queries_, p_, bq, 1, d_o_.data, d_o_.stride, d_v, dp, from}); }
-  void add_d_k(float* d_k, start from) const { run_.multiply(product<float>{keys_, dp, queries_, d_s_, bq, 1, q_.data, q_.stride, d_k, dp, from}); }
+  void add_d_v(float* d_v, start from) const {
+    run_.multiply(product<float>{keys_, dp, queries_, p_, bq, 1, d_o_.data, d_o_.stride, d_v, dp, from});
+  }
+  void add_d_k(float* d_k, start from) const {
+    run_.multiply(product<float>{keys_, dp, queries_, d_s_, bq, 1, q_.data, q_.stride, d_k, dp, from});
+  }
   void add_d_q(float* d_q, std::ptrdiff_t row, start from) const {
     run_.multiply(product<float>{queries_, dp, keys_, d_s_, 1, bq, live_k_.data, live_k_.stride, d_q, row, from});
   }
@@ -225,9 +235,12 @@ class bf16_backward_operands {
     d_o_rows_ = {d_o.row(tile.batch, tile.q_begin, tile.head), d_o.stride.sequence};
   }
   void scores(float* s) const {
-    run_.multiply(product<word>{keys_, padded(queries_), d / 2, k_.data, k_.stride, 1, queries_t_, bq, s, bq, start::zero, nullptr, factor_});
+    run_.multiply(product<word>{keys_, padded(queries_), d / 2, k_.data, k_.stride, 1, queries_t_, bq, s, bq,
+                                start::zero, nullptr, factor_});
   }
-  void d_p(float* d_p) const { run_.multiply(product<word>{keys_, padded(queries_), d / 2, v_.data, v_.stride, 1, d_o_t_, bq, d_p, bq}); }
+  void d_p(float* d_p) const {
+    run_.multiply(product<word>{keys_, padded(queries_), d / 2, v_.data, v_.stride, 1, d_o_t_, bq, d_p, bq});
+  }
 
   void finish_tile(float const* p, float const* d_s, bool const* live_keys, bool const* live_queries) {
     pair(q_rows_, queries_, live_queries, query_pairs_);
@@ -249,14 +262,17 @@ class bf16_backward_operands {
 
  private:
   explicit bf16_backward_operands(micro_kernels const& run) : run_(run) {}
-  void pair(rows_of<bf16> const& rows, int count, bool const* live, word* to) const { run_.interleave({count, d, rows.data, rows.stride, live, to, dp}); }
+  void pair(rows_of<bf16> const& rows, int count, bool const* live, word* to) const {
+    run_.interleave({count, d, rows.data, rows.stride, live, to, dp});
+  }
   void transpose(view<E const> const& x, block const& tile, word* to) const {
     auto const rows = stage_words(x, tile.batch, tile.q_begin, tile.head, queries_, rows_room_);
     run_.transpose(transposition<word>{queries_, d / 2, rows.data, rows.stride, to, bq});
   }
 
   micro_kernels const& run_;
-  word *keys_room_, *values_room_, *rows_room_, *queries_t_, *d_o_t_, *key_pairs_, *live_key_pairs_, *query_pairs_, *d_o_pairs_;
+  word *keys_room_, *values_room_, *rows_room_, *queries_t_, *d_o_t_, *key_pairs_, *live_key_pairs_, *query_pairs_,
+      *d_o_pairs_;
   word *p_words_, *d_s_words_, *d_s_pairs_;
   int keys_ = 0, queries_ = 0;
   float factor_ = 1.f;

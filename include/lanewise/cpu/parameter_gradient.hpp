@@ -17,7 +17,9 @@ class parameter_gradient_kernel {
 
  public:
   /// One thread's sums [block_k][block_q]. Needed beside the backward's room.
-  static std::size_t room_bytes() { return parameter_is_sink<I, F> ? 0 : std::size_t(size.block_k) * size.block_q * sizeof(float); }
+  static std::size_t room_bytes() {
+    return parameter_is_sink<I, F> ? 0 : std::size_t(size.block_k) * size.block_q * sizeof(float);
+  }
 
   parameter_gradient_kernel(backward_args<C> const& a, F const& f, kernel_type const& kernel)
       : a_(a), f_(f), kernel_(kernel), to_(parameter_gradient<I>(f)) {}
@@ -30,7 +32,9 @@ class parameter_gradient_kernel {
       std::int32_t const j = std::int32_t(u % k_tiles), i = std::int32_t(u / k_tiles % q_tiles);
       std::int64_t const ph = u / (k_tiles * q_tiles) % to_.size[1], pb = u / (k_tiles * q_tiles) / to_.size[1];
       if constexpr (parameter_is_sink<I, F>) sink(pb, ph, i);
-      else score_parameter(pb, ph, i, j, kernel_.room_of(thread), reinterpret_cast<float*>(static_cast<std::byte*>(scratch) + thread * room_bytes()));
+      else
+        score_parameter(pb, ph, i, j, kernel_.room_of(thread),
+                        reinterpret_cast<float*>(static_cast<std::byte*>(scratch) + thread * room_bytes()));
     });
   }
 

@@ -37,7 +37,8 @@ class thread_pool {
       wake();
     }
     f(0);
-    for (int left; (left = pending_.load(std::memory_order_acquire)) != 0;) pending_.wait(left, std::memory_order_acquire);
+    for (int left; (left = pending_.load(std::memory_order_acquire)) != 0;)
+      pending_.wait(left, std::memory_order_acquire);
   }
 
  private:
@@ -46,7 +47,7 @@ class thread_pool {
     generation_.notify_all();
   }
   void serve(int i) {
-    for (std::uint32_t seen = 0;; ) {
+    for (std::uint32_t seen = 0;;) {
       generation_.wait(seen, std::memory_order_acquire);
       seen = generation_.load(std::memory_order_acquire);
       if (stop_) return;

@@ -1,8 +1,8 @@
 // What the forward and the backward share: tile sizes, scratch layout, the variant on a tile of scores.
 //
 // Tiles of scores are kept transposed, S^T[key][query], so that the vector lanes are queries: the running softmax then
-// needs no reduction across lanes, K and V are read as they lie (one element broadcast to all lanes), and only the query
-// tile is ever transposed.
+// needs no reduction across lanes, K and V are read as they lie (one element broadcast to all lanes), and only the
+// query tile is ever transposed.
 #pragma once
 
 #include <atomic>
@@ -31,7 +31,8 @@ template <tuning T>
 constexpr tile backward_tile() {
   constexpr tile t{.block_q = T.cpu_backward.block_q ? T.cpu_backward.block_q : 64,
                    .block_k = T.cpu_backward.block_k ? T.cpu_backward.block_k : 128};
-  static_assert(t.block_q > 0 && t.block_q % row_multiple == 0, "tuning: cpu_backward.block_q must be a multiple of 16");
+  static_assert(t.block_q > 0 && t.block_q % row_multiple == 0,
+                "tuning: cpu_backward.block_q must be a multiple of 16");
   static_assert(t.block_k > 0, "tuning: cpu_backward.block_k must be positive");
   return t;
 }
@@ -115,7 +116,8 @@ inline shape shape_of(extents q, extents k) {
 inline status check_workspace(workspace scratch, std::size_t needed) {
   if (scratch.bytes < needed)
     return fail(status_code::bad_workspace, "workspace has ", scratch.bytes, " bytes, the call needs ", needed);
-  if (needed > 0 && scratch.data == nullptr) return fail(status_code::bad_workspace, "workspace is null, the call needs ", needed, " bytes");
+  if (needed > 0 && scratch.data == nullptr)
+    return fail(status_code::bad_workspace, "workspace is null, the call needs ", needed, " bytes");
   if (reinterpret_cast<std::uintptr_t>(scratch.data) % workspace_alignment != 0)
     return fail(status_code::bad_workspace, "workspace is not aligned to ", workspace_alignment, " bytes");
   return {};
