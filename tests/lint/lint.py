@@ -42,10 +42,12 @@ def quoted(meson_build: Path) -> set[str]:
 
 @rule
 def sources(root: Path):
-    """Every .cpp and .cu of tests, bench and examples stands in a meson.build of its folder or of one above it; no globs."""
+    """Every .cpp and .cu of tests, bench and examples stands in a meson.build of its folder or of one above
+    it, with its ending or without; no globs."""
     for path in files(root, ("tests", "bench", "examples"), (".cpp", ".cu")):
         folders = [folder for folder in path.parents if folder.is_relative_to(root) and (folder / "meson.build").is_file()]
-        if not any({path.name, path.relative_to(f).as_posix()} & quoted(f / "meson.build") for f in folders):
+        names = {path.name, path.stem}
+        if not any((names | {path.relative_to(f).as_posix()}) & quoted(f / "meson.build") for f in folders):
             yield path, 1, "named in no meson.build"
     for path in everything(root, ("meson.build",)):
         for n, line in lines(path):

@@ -13,6 +13,7 @@ import lint  # noqa: E402
 CASES = {
     "sources": [
         ({"tests/meson.build": "executable('x', 'sub/x.cpp')", "tests/sub/x.cpp": ""}, {"tests/sub/y.cpp": ""}),
+        ({"tests/meson.build": "['x_test', 'main.cpp']", "tests/x_test.cpp": ""}, {"tests/y_test.cpp": ""}),
         ({"bench/meson.build": "['x.cu']", "bench/x.cu": ""}, {"bench/meson.build": "# 'x.cu'"}),
         ({"tests/meson.build": ""}, {"tests/meson.build": "run_command('find', '.')"}),
     ],
