@@ -590,6 +590,10 @@ TEST_CASE("verify_placements finds each kind of fault") {
     return placement{.name = "t", .bytes = 256, .offset = 0, .first = first, .last = 5, .in_place_of = {0}};
   };
   CHECK(verdict({a, takes_over(2)}) == "ok");
+  placement kept = a;
+  kept.kept = true;
+  CHECK(verdict({kept, takes_over(2)}) ==
+        "plan: tensor 't' of 256 bytes at 0 takes over a tensor that is needed until op 2");
   CHECK(verdict({a, takes_over(1)}) ==
         "plan: tensor 't' of 256 bytes at 0 takes over a tensor that is needed until op 2");
   CHECK(verdict({a, takes_over(2), takes_over(2)}) ==

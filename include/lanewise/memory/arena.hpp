@@ -485,7 +485,8 @@ inline tensor_id arena_builder::take_over(arena_plan const& plan, std::size_t op
     tensor_id const storage = storage_of(permit->input);
     placement const& in = plan.tensors_[storage.index];
     auto const other_part = [&](tensor_id id) { return id != permit->input && storage_of(id) == storage; };
-    bool const last_reader = in.last == std::int64_t(op) && !in.kept && !spent[storage.index];
+    // The last op of what the caller keeps is past every op.
+    bool const last_reader = in.last == std::int64_t(op) && !spent[storage.index];
     bool const same_bytes = plan.tensors_[permit->input.index].bytes == in.bytes && in.bytes == out.bytes &&
                             room_of(in.bytes, in.align) == room_of(out.bytes, out.align) && in.offset % out.align == 0;
     bool const sole_part = !contains(writes_of(op), permit->input) && std::ranges::none_of(reads_of(op), other_part) &&
