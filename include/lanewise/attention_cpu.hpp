@@ -7,13 +7,12 @@
 // or simply in every file that calls, when there are few.
 #pragma once
 
-#include <utility>
-
 #include "attention.hpp"
 #include "cpu/backward.hpp"
 #include "cpu/forward.hpp"
 #include "cpu/parameter_gradient.hpp"
 #include "cpu/thread_pool.hpp"
+#include "parameters.hpp"
 
 namespace lanewise {
 
@@ -38,15 +37,13 @@ struct kernels {
   using backward = backward_kernel<C, T, F, Backward>;
   template <int I>
   using parameter = parameter_gradient_kernel<C, T, F, Backward, I>;
-  using each_parameter = std::make_integer_sequence<int, parameter_count<F>>;
 
   /// Scratch of the parameter gradients, which use the same room one after the other.
   static std::size_t parameter_bytes(F const& f, int threads) {
     std::size_t most = 0;
-    [&]<int... I>(std::integer_sequence<int, I...>) {
-      ((most = parameter_gradient<I>(f) ? larger(most, parameter<I>::room_bytes()) : most), ...);
-    }
-    (each_parameter{});
+    for_each_parameter<F>([&]<int I> {
+      if (parameter_gradient<I>(f)) most = larger(most, parameter<I>::room_bytes());
+    });
     return most * threads;
   }
 
@@ -59,8 +56,7 @@ struct kernels {
     backward const kernel(run, a, f, threads, scratch);
     kernel(on.pool);
     void* const rest = static_cast<std::byte*>(scratch) + backward::bytes(a.q.size, bool(a.d_q), threads);
-    [&]<int... I>(std::integer_sequence<int, I...>) { (parameter<I>(a, f, kernel)(on.pool, rest), ...); }
-    (each_parameter{});
+    for_each_parameter<F>([&]<int I> { parameter<I>(a, f, kernel)(on.pool, rest); });
   }
 };
 
@@ -129,6 +125,7 @@ status backward(on_cpu on, backward_args<C> const& a, F const& given, workspace 
       !s)
     return s;
   auto const f = bind(given, cpu::shape_of(a.q.size, a.k.size));
+  if (status s = check_parameters(a, f); !s) return s;
   status done;
   if constexpr (cpu::may_use_bf16<C>)
     if (cpu::micro_kernels const* const bf16 = cpu::bf16_kernels_for(on.isa)) {

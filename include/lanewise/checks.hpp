@@ -302,6 +302,32 @@ inline status check_own_elements(char const* name, std::int64_t const (&size)[4]
   return {};
 }
 
+/// Bytes of something, first to last; begin == end where there is nothing.
+struct byte_range {
+  std::uintptr_t begin = 0, end = 0;
+};
+inline byte_range range_of(tensor const& t) noexcept {
+  return t.data && has_elements(t.size) ? byte_range{t.data, end_of(t)} : byte_range{};
+}
+/// Strides were found positive before.
+inline byte_range range_of(parameter_view<float> const& p) noexcept {
+  std::int64_t last = 0;
+  for (int i = 0; i < 4; ++i) {
+    if (p.size[i] <= 0) return {};
+    last += (p.size[i] - 1) * p.stride[i];
+  }
+  std::uintptr_t const begin = reinterpret_cast<std::uintptr_t>(p.data);
+  return p ? byte_range{begin, begin + std::uintptr_t(last + 1) * sizeof(float)} : byte_range{};
+}
+
+/// The gradient of a variant's parameter is an output too: it may meet nothing else of the call.
+inline status check_apart(byte_range d, byte_range other, char const* name) noexcept {
+  if (d.begin >= other.end || other.begin >= d.end) return {};
+  std::uintptr_t const from = d.begin < other.begin ? d.begin : other.begin;
+  return fail(status_code::alias, "a parameter's gradient overlaps ", name, ": bytes [", d.begin - from, ", ",
+              d.end - from, ") and [", other.begin - from, ", ", other.end - from, ")");
+}
+
 inline status check_forward(scalars const& c, tensor const& q, tensor const& k, tensor const& v, tensor const& o,
                             tensor const& lse) noexcept {
   status result;

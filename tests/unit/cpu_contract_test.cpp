@@ -346,6 +346,26 @@ TEST_CASE("a variant's own fields are checked before anything runs") {
   CHECK(std::string(s.message()).find("left -1") != std::string::npos);
 }
 
+TEST_CASE("a parameter's gradient may overlap nothing") {
+  attention_case<f32_64> x({});
+  float const b = 0.5f, logits[2] = {0.1f, 0.2f};
+  float d_b = 0.f, d_logits[2] = {};
+  auto const run = [&](float* to_b, float* to_logits) {
+    combine const f{bias{.b = {&b, 1, 1, 1, 1}, .d_b = {to_b, 1, 1, 1, 1}},
+                    sink{.logit = {logits, 1, 2, 1, 1}, .d_logit = {to_logits, 1, 2, 1, 1}}};
+    scratch_memory const scratch(backward_workspace<f32_64>(cpu_target(1), x.q_size, x.k_size, f));
+    return backward<f32_64>(on_cpu{}, x.backward_call(), f, scratch);
+  };
+  x.run(on_cpu{}, full{});
+  CHECK(bool(run(&d_b, d_logits)));
+  status s = run(x.d_k.data() + 3, d_logits);
+  CHECK(s.code == status_code::alias);
+  CHECK(std::string(s.message()) == "a parameter's gradient overlaps d_k: bytes [12, 16) and [0, 32768)");
+  s = run(d_logits + 1, d_logits);
+  CHECK(std::string(s.message()) == "a parameter's gradient overlaps another parameter's: bytes [0, 8) and [4, 8)");
+  CHECK(run(&d_b, x.q.data()).code == status_code::alias);
+}
+
 TEST_CASE("the status names the kernel that ran") {
   attention_case<f32_64> x({});
   scratch_memory const scratch(forward_workspace<f32_64>(cpu_target(1), x.q_size, x.k_size, full{}));
