@@ -23,12 +23,12 @@ run() {
 failed=no
 logs=()
 configure build "${everything[@]}"
-build build
+build build all meson-test-prereq
 if [ $# -gt 0 ]; then
   run build "$@"
 else
   configure build-checked "${checked[@]}"
-  build build-checked
+  build build-checked unit
   run build
   say "the unit tests under the sanitizers"
   run build-checked --suite unit --timeout-multiplier 5
