@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# chroot.sh [--suite NAME] [--mirror URL] [--keep] [FOLDER]: both commands on a Debian that has none of our packages.
+# chroot.sh [--suite NAME] [--mirror URL] [--keep] [--busy] [FOLDER]: both commands on a Debian that has none of our packages.
 #
 # Builds a minimal Debian (bookworm) with debootstrap in FOLDER, clones this repository's HEAD into it and runs both
 # commands there as root, timed, on two processors. Bars: the first under 6 minutes, its training under 2; the second under
 # 20. Takes root, debootstrap, about 3 GB and half an hour; run by hand, not by tests/run.sh. The mirror is the host's, and
-# so are resolver, proxies and certificates. FOLDER (default: a temporary one) is removed at the end unless --keep is given.
+# so are resolver, proxies and certificates. FOLDER (default: a temporary one) is removed at the end unless --keep is given. On a
+# machine that does other things too, --busy reports the times without holding them against the bars.
 set -euo pipefail
 
 fail() {
@@ -19,12 +20,13 @@ if [ "${LANEWISE_CHROOT:-}" != inside ]; then
   LANEWISE_CHROOT=inside exec unshare --mount --propagation private bash "$0" "$@"
 fi
 
-suite=bookworm mirror= keep=no folder=
+suite=bookworm mirror= keep=no busy=no folder=
 while [ $# -gt 0 ]; do
   case $1 in
     --suite) suite=$2 && shift ;;
     --mirror) mirror=$2 && shift ;;
     --keep) keep=yes ;;
+    --busy) busy=yes ;;
     -*) fail "unknown option $1" ;;
     *) folder=$1 ;;
   esac
@@ -74,16 +76,20 @@ within() {
     chroot "$folder" bash -c 'cd /root/lanewise && "$@"' - "$@" </dev/null 2>&1 | tee "$log" || fail "$*: exit code ${PIPESTATUS[0]}"
   took=$((SECONDS - began))
   tail -n 1 "$log" | grep -qE "$last" || fail "$*: its last line is: $(tail -n 1 "$log")"
-  [ $took -lt "$bar" ] || fail "$*: $took s, the bar is $bar s"
-  times+=("$took s (bar $bar s): $*")
+  hold "$took" "$bar" "$*"
+}
+
+# hold SECONDS BAR WHAT
+hold() {
+  times+=("$1 s (bar $2 s): $3")
+  [ "$1" -lt "$2" ] || [ $busy = yes ] || fail "$3: $1 s, the bar is $2 s"
 }
 
 times=()
 within 360 '^quickstart\.sh: done in' bash examples/quickstart.sh
 ready=$(sed -n 's/^quickstart\.sh: ready after \([0-9]*\) s$/\1/p' "$folder/root/log")
 done=$(sed -n 's/^quickstart\.sh: done in \([0-9]*\) s$/\1/p' "$folder/root/log")
-times+=("$((done - ready)) s (bar 120 s): of which training")
-[ $((done - ready)) -lt 120 ] || fail "training took $((done - ready)) s, the bar is 120 s"
+hold $((done - ready)) 120 "of which training"
 within 1200 '^[1-9][0-9]* passed, 0 failed' bash tests/run.sh
 within 60 '^quickstart\.sh: done in' bash examples/quickstart.sh --preset tiny
 grep -q 'ninja: no work to do' "$folder/root/log" || fail "a later run of quickstart.sh built something again"
