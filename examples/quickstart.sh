@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 started=$SECONDS
 need "${build_needs[@]}"
 # A build folder that is there keeps its options: tests/run.sh builds more in the same one.
-options=(-Dtests=disabled -Dbench=disabled -Dexamples=enabled)
+options=(-Dtests=disabled -Dbench=disabled -Dexamples=enabled -Dcuda=disabled)
 [ ! -f build/configured-as ] || read -ra options <build/configured-as
 configure build "${options[@]}"
 build build examples/trainer/lanewise-train

@@ -7,10 +7,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/../examples/setup.sh"
 need "${build_needs[@]}" command:git=git command:python3=python3 command:cmake=cmake \
   header:doctest/doctest.h=doctest-dev header:benchmark/benchmark.h=libbenchmark-dev
 
-everything=(-Dtests=enabled -Dexamples=enabled -Dbench=enabled)
+everything=(-Dtests=enabled -Dexamples=enabled -Dbench=enabled -Dcuda=auto)
 # Checked builds: -Og with line tables compiles 2.4 times as fast as -O1 -g here; asserts are on, and the first undefined
 # step ends the program.
-checked=(-Dtests=enabled -Dexamples=disabled -Dbench=disabled -Doptimization=g -Ddebug=false -Db_ndebug=false
+checked=(-Dtests=enabled -Dexamples=disabled -Dbench=disabled -Dcuda=disabled
+  -Doptimization=g -Ddebug=false -Db_ndebug=false
   -Db_sanitize=address,undefined -Db_lundef=false "-Dcpp_args=-g1 -fno-sanitize-recover=undefined")
 
 # run FOLDER MESON-TEST-ARGUMENT...: the log names each test, failing ones with their output.
