@@ -30,6 +30,24 @@ LANEWISE_HD constexpr std::int32_t previous_key_tile(F const& f, tiling const& t
   return j;
 }
 
+/// The first key tile after j that query tile i visits; k_tiles() when there is none.
+template <class F>
+LANEWISE_HD constexpr std::int32_t next_key_tile(F const& f, tiling const& t, std::int32_t batch, std::int32_t head,
+                                                 std::int32_t i, std::int32_t j) {
+  while (++j < t.k_tiles())
+    if (cover_of(f, t.tile(batch, head, i, j)) != cover::empty) break;
+  return j;
+}
+
+/// The first query tile after i that visits key tile j; q_tiles() when there is none.
+template <class F>
+LANEWISE_HD constexpr std::int32_t next_query_tile(F const& f, tiling const& t, std::int32_t batch, std::int32_t head,
+                                                   std::int32_t i, std::int32_t j) {
+  while (++i < t.q_tiles())
+    if (cover_of(f, t.tile(batch, head, i, j)) != cover::empty) break;
+  return i;
+}
+
 /// What a call will visit, for benchmarks and tests.
 struct tile_counts {
   std::int64_t visited = 0, partial = 0, total = 0;

@@ -46,7 +46,7 @@ struct view {
     if constexpr (ok) data = other.data;
   }
 
-  constexpr explicit operator bool() const { return data != nullptr; }
+  LANEWISE_HD constexpr explicit operator bool() const { return data != nullptr; }
 
   /// Address of the row (b, s, h): `head_dim` contiguous elements.
   LANEWISE_HD constexpr T* row(std::int64_t b, std::int64_t s, std::int64_t h) const {
@@ -74,7 +74,7 @@ struct parameter_view {
         size{o.size[0], o.size[1], o.size[2], o.size[3]},
         stride{o.stride[0], o.stride[1], o.stride[2], o.stride[3]} {}
 
-  constexpr explicit operator bool() const { return data != nullptr; }
+  LANEWISE_HD constexpr explicit operator bool() const { return data != nullptr; }
 
   /// The element that (b, h, q, k) shares with every position along a broadcast dimension.
   LANEWISE_HD constexpr T& at(std::int64_t b, std::int64_t h, std::int64_t q, std::int64_t k) const {

@@ -1,0 +1,170 @@
+// Defines the GPU side of attention.hpp. Include it in the one .cu file of a program that instantiates:
+//
+//   #include <lanewise/attention.cuh>
+//   template lanewise::status lanewise::forward<my_config>(on_cuda, forward_args<my_config> const&, my_variant const&, workspace) noexcept;
+//
+// Other files see attention.hpp and `extern template`. One path, written on mma.sync, serves sm_80 ... sm_120. A call
+// launches on its stream and returns: it allocates nothing, waits for nothing, and may be captured into a CUDA graph.
+#pragma once
+
+#include <utility>
+
+#include "attention.hpp"
+#include "cuda/device.hpp"
+#include "cuda/launch.cuh"
+#include "cuda/sm80/backward_keys.cuh"
+#include "cuda/sm80/backward_queries.cuh"
+#include "cuda/sm80/forward.cuh"
+#include "cuda/sm80/parameter_gradient.cuh"
+#include "cuda/sm80/preprocess.cuh"
+
+namespace lanewise {
+
+namespace gpu {
+
+/// What a status says ran.
+constexpr char const* label(precision p, bool aligned) {
+  switch (p) {
+    case precision::f32: return aligned ? "cuda sm80 ffma f32" : "cuda sm80 ffma f32, element copies: a row is not 16-byte aligned";
+    case precision::tf32: return aligned ? "cuda sm80 mma tf32" : "cuda sm80 mma tf32, element copies: a row is not 16-byte aligned";
+    case precision::f16: return aligned ? "cuda sm80 mma f16" : "cuda sm80 mma f16, element copies: a row is not 16-byte aligned";
+    case precision::bf16: return aligned ? "cuda sm80 mma bf16" : "cuda sm80 mma bf16, element copies: a row is not 16-byte aligned";
+    case precision::bf16_split: return aligned ? "cuda sm80 mma bf16, split" : "cuda sm80 mma bf16, split, element copies: a row is not 16-byte aligned";
+    case precision::f32_split: break;
+  }
+  return "";
+}
+
+template <config C>
+constexpr bool check_precision() {
+  static_assert(C.precision != precision::f32_split, "config: precision::f32_split has no CUDA kernel yet; use f32 or tf32");
+  return true;
+}
+
+/// Bytes that parameter I needs for the sums of its query tiles.
+template <config C, tuning T, class F, int I>
+std::size_t partial_bytes(F const& f, extents q) {
+  if constexpr (parameter_is_sink<I, F>) return 0;
+  else return sizeof(float) * std::size_t(sm80::parameter_partials(parameter_gradient<I>(f), q, sm80::parameter_kernel<C, T, F, I>::rows));
+}
+
+/// The workspace of a backward: row sums, then the partial sums of one parameter after the other in the same room.
+struct backward_room {
+  std::size_t partials, bytes;
+};
+template <config C, tuning T, class F>
+backward_room backward_layout(extents q, F const& f) {
+  auto const whole = [](std::size_t bytes) { return (bytes + workspace_alignment - 1) / workspace_alignment * workspace_alignment; };
+  std::size_t most = 0;
+  [&]<int... I>(std::integer_sequence<int, I...>) {
+    ((most = partial_bytes<C, T, F, I>(f, q) > most ? partial_bytes<C, T, F, I>(f, q) : most), ...);
+  }(std::make_integer_sequence<int, parameter_count<F>>{});
+  std::size_t const rows = whole(sm80::row_values::bytes(q));
+  return {rows, rows + whole(most)};
+}
+
+/// The launches of a backward.
+template <config C, tuning T, class F>
+struct backward_calls {
+  on_cuda on;
+  backward_args<C> const& a;
+  F const& f;
+  sm80::row_values row;
+  float* partials;
+
+  status row_sums() const {
+    using kernel = sm80::preprocess_kernel<C>;
+    return start<kernel>({a.o, a.d_o, a.lse, a.d_lse, row, sm80::padded_rows(a.q.size.sequence) / sm80::row_padding,
+                          aligned_to_16(a.o) && aligned_to_16(a.d_o)});
+  }
+  status key_gradients() const {
+    if constexpr (sm80::key_gradients_apart<C>) {
+      status done;
+      if (a.d_v) done = walk<sm80::key_gradient_kernel<C, T, F, false, true>>();
+      if (done && a.d_k) done = walk<sm80::key_gradient_kernel<C, T, F, true, false>>();
+      return done;
+    } else {
+      return a.d_k || a.d_v ? walk<sm80::key_gradient_kernel<C, T, F, true, true>>() : status{};
+    }
+  }
+  status query_gradient() const { return a.d_q ? walk<sm80::query_gradient_kernel<C, T, F>>() : status{}; }
+
+  template <int... I>
+  status parameters(std::integer_sequence<int, I...>) const {
+    status done;
+    static_cast<void>(((done = parameter<I>(), bool(done)) && ...));
+    return done;
+  }
+  template <int I>
+  status parameter() const {
+    parameter_view<float> const to = parameter_gradient<I>(f);
+    if (!to) return {};
+    if constexpr (parameter_is_sink<I, F>) {
+      return start<sm80::sink_kernel<C, F, I>>({a, f, row});
+    } else {
+      using kernel = sm80::parameter_kernel<C, T, F, I>;
+      typename kernel::problem const p{a, f, row, partials};
+      if (status done = start<kernel>(p); !done || to.size[2] != 1) return done;
+      return start<sm80::parameter_sum_kernel>({to, partials, p.tiles.q_tiles(), a.accumulate});
+    }
+  }
+
+ private:
+  template <class K>
+  status start(typename K::problem const& p) const {
+    return launch<K>(on, K::units(p), p);
+  }
+  template <class K>
+  status walk() const {
+    return start<K>(K::problem_of(a, f, row));
+  }
+};
+
+}  // namespace gpu
+
+template <config C, tuning T, class F>
+std::size_t forward_workspace(cuda_target, extents, extents, F const&) noexcept {
+  static_assert(check_variant<F, false>() && gpu::check_precision<C>());
+  return 0;
+}
+
+template <config C, tuning T, class F>
+std::size_t backward_workspace(cuda_target, extents q, extents k, F const& given, wanted) noexcept {
+  static_assert(check_variant<F, true>() && gpu::check_precision<C>());
+  return gpu::backward_layout<C, T>(q, bind(given, gpu::shape_of(q, k))).bytes;
+}
+
+template <config C, tuning T, class F>
+status forward(on_cuda on, forward_args<C> const& a, F const& given, workspace) noexcept {
+  static_assert(check_variant<F, false>() && gpu::check_precision<C>());
+  if (status s = check(a); !s) return s;
+  shape const lengths = gpu::shape_of(a.q.size, a.k.size);
+  if (status s = validate(given, lengths); !s) return s;
+  auto const f = bind(given, lengths);
+  using kernel = sm80::forward_kernel<C, T, bound<F>>;
+  typename kernel::problem const p = kernel::problem_of(a, f);
+  status done = gpu::launch<kernel>(on, kernel::units(p), p);
+  if (done) done.kernel = gpu::label(C.precision, p.aligned);
+  return done;
+}
+
+template <config C, tuning T, class F>
+status backward(on_cuda on, backward_args<C> const& a, F const& given, workspace scratch) noexcept {
+  static_assert(check_variant<F, true>() && gpu::check_precision<C>());
+  if (status s = check(a); !s) return s;
+  shape const lengths = gpu::shape_of(a.q.size, a.k.size);
+  if (status s = validate(given, lengths); !s) return s;
+  auto const f = bind(given, lengths);
+  gpu::backward_room const room = gpu::backward_layout<C, T>(a.q.size, f);
+  if (status s = gpu::check_workspace(scratch, room.bytes); !s) return s;
+  gpu::backward_calls<C, T, bound<F>> const run{on, a, f, sm80::row_values::in(scratch.data, a.q.size),
+                                                reinterpret_cast<float*>(static_cast<std::byte*>(scratch.data) + room.partials)};
+  status done = run.row_sums();
+  if (done) done = run.key_gradients();
+  if (done) done = run.query_gradient();
+  if (done) done = run.parameters(std::make_integer_sequence<int, parameter_count<bound<F>>>{});
+  if (done) done.kernel = gpu::label(C.precision, sm80::backward_problem<C, bound<F>>::inputs_aligned(a));
+  return done;
+}
+
+}  // namespace lanewise

@@ -1,0 +1,205 @@
+// dK and dV of one key tile (Dao 2023, algorithm 2, the outer loop), on mma.sync.
+//
+// A block owns one key tile of one (batch, key/value head), a warp 16 m of its rows, and walks the query tiles of every
+// query head of the group in ascending order:
+//   S^T = K Q^T,  P^T = 2^(S^T - LSE),  dV += P^T dO,  dP^T = V dO^T,  dS^T = P^T (dP^T - delta),  dK += dS^T Q
+// Scores are transposed so that P^T and dS^T are fed from the accumulators that hold them: no exchange between warps.
+#pragma once
+
+#include "backward_problem.cuh"
+
+namespace lanewise::sm80 {
+
+template <config C, tuning T, class F, bool want_k, bool want_v>
+class key_gradient_kernel {
+  using E = element<C>;
+  using G = gradient<C>;
+  using op = gpu::operation<C.precision>;
+  static constexpr shape_of_tile size = key_gradient_shape<C, T, F>();
+  static constexpr int d = C.head_dim, width = width_of<C>(), m = size.m, n = size.columns / 8;
+  using key_tile = gpu::shared_tile<E, size.rows, width>;
+  using query_tile = gpu::shared_tile<E, size.columns, width>;
+  using live_columns = gpu::live_columns<size.warps()>;
+  static constexpr int row_bytes = 2 * size.columns * int(sizeof(float));  ///< LSE and delta of a stage
+
+ public:
+  static constexpr char const* name = "sm80 backward, dK and dV";
+  static constexpr int threads = size.threads();
+  static constexpr int shared_bytes =
+      fits<2 * key_tile::bytes + size.stages * (2 * query_tile::bytes + row_bytes) + live_columns::bytes>();
+
+  static_assert(row_padding % size.columns == 0, "tuning: sm80_backward.block_q must divide 128");
+  using problem = backward_problem<C, F>;
+  static problem problem_of(backward_args<C> const& a, F const& f, row_values row) { return {a, f, row, size.columns, size.rows}; }
+  static std::int64_t units(problem const& p) { return p.a.k.size.batch * p.a.k.size.heads * p.tiles.k_tiles(); }
+
+  __device__ key_gradient_kernel(problem const& p, std::uint32_t shared)
+      : p_(p), k_{shared}, v_{shared + key_tile::bytes}, q_{v_.base + key_tile::bytes},
+        d_o_{q_.base + size.stages * query_tile::bytes}, rows_(d_o_.base + size.stages * query_tile::bytes),
+        live_{rows_ + size.stages * row_bytes} {}
+
+  __device__ void run(std::int64_t unit) {
+    locate(unit);
+    if (want_k) gpu::clear<m, width / 8>(d_k_);
+    if (want_v) gpu::clear<m, width / 8>(d_v_);
+    cursor at = next({kv_head_ * p_.ratio, -1});
+    if (!done(at)) {
+      load_keys();
+      load_queries(at, 0);
+    }
+    for (int stage = 0; !done(at); stage = (stage + 1) % size.stages) {
+      cursor const after = next(at);
+      arrive(after, stage);
+      step(at, stage);
+      __syncthreads();
+      if (size.stages == 1 && !done(after)) load_queries(after, 0);
+      at = after;
+    }
+    finish();
+  }
+
+ private:
+  /// A query tile of one of the group's heads.
+  struct cursor {
+    std::int32_t h, i;
+  };
+  __device__ cursor next(cursor c) const {
+    c.i = next_query_tile(p_.f, p_.tiles, b_, c.h, c.i, j_);
+    while (c.i == p_.tiles.q_tiles() && ++c.h < (kv_head_ + 1) * p_.ratio) c.i = next_query_tile(p_.f, p_.tiles, b_, c.h, -1, j_);
+    return c;
+  }
+  __device__ bool done(cursor c) const { return c.h >= (kv_head_ + 1) * p_.ratio; }
+
+  /// The first key tile first: under a causal mask it is the longest.
+  __device__ void locate(std::int64_t unit) {
+    std::int32_t const tiles = p_.tiles.k_tiles();
+    std::int64_t const bh = unit / tiles;
+    j_ = std::int32_t(unit % tiles);
+    b_ = std::int32_t(bh / p_.a.k.size.heads);
+    kv_head_ = std::int32_t(bh % p_.a.k.size.heads);
+    row_ = int(threadIdx.x / 32) * 16 * m;
+  }
+
+  __device__ void load_keys() const {
+    block const t = p_.tiles.tile(b_, 0, 0, j_);
+    int const valid = t.k_end - t.k_begin;
+    gpu::copy_rows<threads, d>(k_, p_.a.k.row(b_, t.k_begin, kv_head_), p_.a.k.stride.sequence, valid, p_.aligned_inputs);
+    if (want_k) gpu::copy_rows<threads, d>(v_, p_.a.v.row(b_, t.k_begin, kv_head_), p_.a.v.stride.sequence, valid, p_.aligned_inputs);
+    gpu::cp_async_commit();
+    if (op::rounds_staged) {
+      gpu::cp_async_wait<0>();
+      op::template round_staged<threads>(k_);
+      if (want_k) op::template round_staged<threads>(v_);
+    }
+  }
+  __device__ void load_queries(cursor at, int stage) const {
+    block const t = p_.tiles.tile(b_, at.h, at.i, j_);
+    int const valid = t.q_end - t.q_begin;
+    gpu::copy_rows<threads, d>(q_.stage(stage), p_.a.q.row(b_, t.q_begin, at.h), p_.a.q.stride.sequence, valid, p_.aligned_inputs);
+    gpu::copy_rows<threads, d>(d_o_.stage(stage), p_.a.d_o.row(b_, t.q_begin, at.h), p_.a.d_o.stride.sequence, valid, p_.aligned_inputs);
+    std::int64_t const from = p_.row_index(b_, at.h, t.q_begin);
+    for (int r = int(threadIdx.x); r < size.columns; r += threads) {
+      gpu::cp_async_4(base_address(stage) + r * 4, p_.row.base + from + r);
+      gpu::cp_async_4(delta_address(stage) + r * 4, p_.row.delta + from + r);
+    }
+    gpu::cp_async_commit();
+  }
+  __device__ std::uint32_t base_address(int stage) const { return rows_ + stage * row_bytes; }
+  __device__ std::uint32_t delta_address(int stage) const { return base_address(stage) + row_bytes / 2; }
+
+  /// Returns when the tile of `stage` is in shared memory for every warp; the tile after it is on its way.
+  __device__ __forceinline__ void arrive(cursor after, int stage) const {
+    if (size.stages > 1) {
+      if (!done(after)) load_queries(after, (stage + 1) % size.stages);
+      else gpu::cp_async_commit();
+      gpu::cp_async_wait<1>();
+    } else {
+      gpu::cp_async_wait<0>();
+    }
+    op::template round_staged<threads>(q_.stage(stage));
+    op::template round_staged<threads>(d_o_.stage(stage));
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void step(cursor at, int stage) {
+    block const tile = p_.tiles.tile(b_, at.h, at.i, j_);
+    cover const c = cover_of(p_.f, tile);
+    bool const ragged = tile.k_end - tile.k_begin < size.rows || tile.q_end - tile.q_begin < size.columns;
+    query_tile const q = q_.stage(stage), d_o = d_o_.stage(stage);
+    gpu::accumulators<m, n> s, dp;
+    raw_scores<F, m, n> raw;
+
+    gpu::multiply_rows<op>(s, k_, row_, q);
+    std::uint32_t const live = gpu::apply_variant<gpu::rows_are::keys>(s, raw.address(), p_.f, tile, row_, c, ragged, p_.scale);
+    bool const masked = has_mask<F> && c == cover::partial;
+    if (masked) {
+      live_.publish(live);
+      __syncthreads();
+      if (live_.template any_dead<n>()) {
+        gpu::zero_rows<threads>(q, [&](int row) { return live_.dead(row); });
+        gpu::zero_rows<threads>(d_o, [&](int row) { return live_.dead(row); });
+        __syncthreads();
+      }
+    }
+    probabilities(s, stage);
+    if (want_v) gpu::multiply_columns<op>(d_v_, s, d_o);
+    if constexpr (want_k) {
+      gpu::multiply_rows<op>(dp, v_, row_, d_o);
+      if (masked || ragged) drop_masked(s, dp);
+      score_gradients(s, dp, stage);
+      if constexpr (has_score<F>) through_score<gpu::rows_are::keys>(dp, raw.s, p_.f, tile, row_);
+      gpu::multiply_columns<op>(d_k_, dp, q);
+    }
+  }
+
+  /// P^T = 2^(S^T - LSE), one LSE a column.
+  __device__ __forceinline__ void probabilities(gpu::accumulators<m, n>& s, int stage) const {
+    std::uint32_t const column = base_address(stage) + (gpu::lane_index_anew() & 3) * 8;
+#pragma unroll
+    for (int j = 0; j < n; ++j) {
+      float2 const base = gpu::load_shared_2(column + 32 * j);
+#pragma unroll
+      for (int i = 0; i < m; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          s[i][j].x[e] = gpu::exp2_approximate(fmaf(s[i][j].x[e], p_.scale.factor, e % 2 ? -base.y : -base.x));
+    }
+  }
+  /// dS^T = P^T (dP^T - delta), in place of dP^T.
+  __device__ __forceinline__ void score_gradients(gpu::accumulators<m, n> const& p, gpu::accumulators<m, n>& dp, int stage) const {
+    std::uint32_t const column = delta_address(stage) + (gpu::lane_index_anew() & 3) * 8;
+#pragma unroll
+    for (int j = 0; j < n; ++j) {
+      float2 const delta = gpu::load_shared_2(column + 32 * j);
+#pragma unroll
+      for (int i = 0; i < m; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) dp[i][j].x[e] = p[i][j].x[e] * (dp[i][j].x[e] - (e % 2 ? delta.y : delta.x));
+    }
+  }
+
+  __device__ __forceinline__ void finish() const {
+    block const t = p_.tiles.tile(b_, 0, 0, j_);
+    int const valid = t.k_end - t.k_begin;
+    auto const put = [&](view<G> const& to, gpu::accumulators<m, width / 8> const& from, float scale) {
+      float factor[m][2];
+#pragma unroll
+      for (int i = 0; i < m; ++i) factor[i][0] = factor[i][1] = scale;
+      gpu::store_rows<d, G>({to.row(b_, t.k_begin, kv_head_), to.stride.sequence, valid, p_.aligned_outputs, p_.a.accumulate},
+                            row_, from, factor);
+    };
+    if (want_k && p_.a.d_k) put(p_.a.d_k, d_k_, p_.a.scale);
+    if (want_v && p_.a.d_v) put(p_.a.d_v, d_v_, 1.f);
+  }
+
+  problem const& p_;
+  key_tile k_, v_;
+  query_tile q_, d_o_;
+  std::uint32_t rows_;
+  live_columns live_;
+  std::int32_t j_, b_, kv_head_;
+  int row_;
+  gpu::accumulators<m, width / 8> d_k_, d_v_;
+};
+
+}  // namespace lanewise::sm80

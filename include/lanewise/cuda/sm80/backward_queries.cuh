@@ -1,0 +1,168 @@
+// dQ of one query tile (Dao 2023, algorithm 2, with the loops exchanged), on mma.sync.
+//
+// A block owns one query tile of one (batch, query head), a warp 16 m of its rows, and walks the key tiles in ascending
+// order:
+//   S = Q K^T,  P = 2^(S - LSE),  dP = dO V^T,  dS = P (dP - delta),  dQ += dS K
+#pragma once
+
+#include "backward_problem.cuh"
+
+namespace lanewise::sm80 {
+
+template <config C, tuning T, class F>
+class query_gradient_kernel {
+  using E = element<C>;
+  using G = gradient<C>;
+  using op = gpu::operation<C.precision>;
+  static constexpr shape_of_tile size = query_gradient_shape<C, T, F>();
+  static constexpr int d = C.head_dim, width = width_of<C>(), m = size.m, n = size.columns / 8;
+  using query_tile = gpu::shared_tile<E, size.rows, width>;
+  using key_tile = gpu::shared_tile<E, size.columns, width>;
+  using live_columns = gpu::live_columns<size.warps()>;
+
+ public:
+  static constexpr char const* name = "sm80 backward, dQ";
+  static constexpr int threads = size.threads();
+  static constexpr int shared_bytes = fits<2 * query_tile::bytes + size.stages * 2 * key_tile::bytes + live_columns::bytes>();
+
+  static_assert(row_padding % size.rows == 0, "tuning: sm80_backward.block_q must divide 128");
+  using problem = backward_problem<C, F>;
+  static problem problem_of(backward_args<C> const& a, F const& f, row_values row) { return {a, f, row, size.rows, size.columns}; }
+  static std::int64_t units(problem const& p) { return p.a.q.size.batch * p.a.q.size.heads * p.tiles.q_tiles(); }
+
+  __device__ query_gradient_kernel(problem const& p, std::uint32_t shared)
+      : p_(p), q_{shared}, d_o_{shared + query_tile::bytes}, k_{d_o_.base + query_tile::bytes},
+        v_{k_.base + size.stages * key_tile::bytes}, live_{v_.base + size.stages * key_tile::bytes} {}
+
+  __device__ void run(std::int64_t unit) {
+    locate(unit);
+    gpu::clear<m, width / 8>(d_q_);
+    std::int32_t j = next_key_tile(p_.f, p_.tiles, b_, h_, i_, -1);
+    if (j < p_.tiles.k_tiles()) {
+      load_queries();
+      load_keys(j, 0);
+    }
+    for (int stage = 0; j < p_.tiles.k_tiles(); stage = (stage + 1) % size.stages) {
+      std::int32_t const after = next_key_tile(p_.f, p_.tiles, b_, h_, i_, j);
+      arrive(after, stage);
+      step(j, stage);
+      __syncthreads();
+      if (size.stages == 1 && after < p_.tiles.k_tiles()) load_keys(after, 0);
+      j = after;
+    }
+    finish();
+  }
+
+ private:
+  __device__ void locate(std::int64_t unit) {
+    std::int32_t const tiles = p_.tiles.q_tiles();
+    std::int64_t const bh = unit / tiles;
+    i_ = tiles - 1 - std::int32_t(unit % tiles);
+    b_ = std::int32_t(bh / p_.a.q.size.heads);
+    h_ = std::int32_t(bh % p_.a.q.size.heads);
+    row_ = int(threadIdx.x / 32) * 16 * m;
+  }
+
+  __device__ void load_queries() {
+    block const t = p_.tiles.tile(b_, h_, i_, 0);
+    int const valid = t.q_end - t.q_begin;
+    gpu::copy_rows<threads, d>(q_, p_.a.q.row(b_, t.q_begin, h_), p_.a.q.stride.sequence, valid, p_.aligned_inputs);
+    gpu::copy_rows<threads, d>(d_o_, p_.a.d_o.row(b_, t.q_begin, h_), p_.a.d_o.stride.sequence, valid, p_.aligned_inputs);
+    gpu::cp_async_commit();
+    std::int64_t const from = p_.row_index(b_, h_, t.q_begin + row_ + gpu::lane_index() / 4);
+#pragma unroll
+    for (int i = 0; i < m; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        base_[i][half] = p_.row.base[from + 16 * i + 8 * half];
+        delta_[i][half] = p_.row.delta[from + 16 * i + 8 * half];
+      }
+    if (op::rounds_staged) {
+      gpu::cp_async_wait<0>();
+      op::template round_staged<threads>(q_);
+      op::template round_staged<threads>(d_o_);
+    }
+  }
+  __device__ void load_keys(std::int32_t j, int stage) const {
+    block const t = p_.tiles.tile(b_, h_, i_, j);
+    int const valid = t.k_end - t.k_begin;
+    std::int32_t const kv_head = h_ / p_.ratio;
+    gpu::copy_rows<threads, d>(k_.stage(stage), p_.a.k.row(b_, t.k_begin, kv_head), p_.a.k.stride.sequence, valid, p_.aligned_inputs);
+    gpu::copy_rows<threads, d>(v_.stage(stage), p_.a.v.row(b_, t.k_begin, kv_head), p_.a.v.stride.sequence, valid, p_.aligned_inputs);
+    gpu::cp_async_commit();
+  }
+
+  /// Returns when the tile of `stage` is in shared memory for every warp; the tile after it is on its way.
+  __device__ __forceinline__ void arrive(std::int32_t after, int stage) const {
+    if (size.stages > 1) {
+      if (after < p_.tiles.k_tiles()) load_keys(after, (stage + 1) % size.stages);
+      else gpu::cp_async_commit();
+      gpu::cp_async_wait<1>();
+    } else {
+      gpu::cp_async_wait<0>();
+    }
+    op::template round_staged<threads>(k_.stage(stage));
+    op::template round_staged<threads>(v_.stage(stage));
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void step(std::int32_t j, int stage) {
+    block const tile = p_.tiles.tile(b_, h_, i_, j);
+    cover const c = cover_of(p_.f, tile);
+    bool const ragged = tile.k_end - tile.k_begin < size.columns || tile.q_end - tile.q_begin < size.rows;
+    key_tile const k = k_.stage(stage), v = v_.stage(stage);
+    gpu::accumulators<m, n> s, dp;
+    raw_scores<F, m, n> raw;
+
+    gpu::multiply_rows<op>(s, q_, row_, k);
+    std::uint32_t const live = gpu::apply_variant<gpu::rows_are::queries>(s, raw.address(), p_.f, tile, row_, c, ragged, p_.scale);
+    bool const masked = has_mask<F> && c == cover::partial;
+    if (masked) {
+      live_.publish(live);
+      __syncthreads();
+      if (live_.template any_dead<n>()) {
+        gpu::zero_rows<threads>(k, [&](int row) { return live_.dead(row); });
+        __syncthreads();
+      }
+    }
+    probabilities(s);
+    gpu::multiply_rows<op>(dp, d_o_, row_, v);
+    if (masked || ragged) drop_masked(s, dp);
+    score_gradients(s, dp);
+    if constexpr (has_score<F>) through_score<gpu::rows_are::queries>(dp, raw.s, p_.f, tile, row_);
+    gpu::multiply_columns<op>(d_q_, dp, k);
+  }
+
+  /// P = 2^(S - LSE)
+  __device__ __forceinline__ void probabilities(gpu::accumulators<m, n>& s) const {
+    gpu::for_each_element<m, n>(0, [&](int, int, int i, int j, int e) {
+      s[i][j].x[e] = gpu::exp2_approximate(fmaf(s[i][j].x[e], p_.scale.factor, -base_[i][e / 2]));
+    });
+  }
+  /// dS = P (dP - delta), in place of dP.
+  __device__ __forceinline__ void score_gradients(gpu::accumulators<m, n> const& p, gpu::accumulators<m, n>& dp) const {
+    gpu::for_each_element<m, n>(0, [&](int, int, int i, int j, int e) {
+      dp[i][j].x[e] = p[i][j].x[e] * (dp[i][j].x[e] - delta_[i][e / 2]);
+    });
+  }
+
+  __device__ __forceinline__ void finish() const {
+    block const t = p_.tiles.tile(b_, h_, i_, 0);
+    float factor[m][2];
+#pragma unroll
+    for (int i = 0; i < m; ++i) factor[i][0] = factor[i][1] = p_.a.scale;
+    gpu::store_rows<d, G>({p_.a.d_q.row(b_, t.q_begin, h_), p_.a.d_q.stride.sequence, t.q_end - t.q_begin, p_.aligned_outputs, p_.a.accumulate},
+                          row_, d_q_, factor);
+  }
+
+  problem const& p_;
+  query_tile q_, d_o_;
+  key_tile k_, v_;
+  live_columns live_;
+  std::int32_t i_, b_, h_;
+  int row_;
+  float base_[m][2], delta_[m][2];
+  gpu::accumulators<m, width / 8> d_q_;
+};
+
+}  // namespace lanewise::sm80

@@ -1,0 +1,105 @@
+// Tile sizes of the mma.sync kernels, one row per width of a tile. Every row fits the 99 KiB of shared memory that a block
+// gets on sm_86, sm_89 and sm_120, so that one table serves sm_80 ... sm_120, and 255 registers without a spill.
+#pragma once
+
+#include "../../attention.hpp"
+
+namespace lanewise::sm80 {
+
+/// Rows are owned by warps, 16 `m` each; columns are streamed in `stages` buffers.
+struct shape_of_tile {
+  int rows, columns, m, stages;
+  constexpr int warps() const { return rows / (16 * m); }
+  constexpr int threads() const { return 32 * warps(); }
+};
+
+inline constexpr int shared_memory_limit = 101376;
+
+/// Columns of a shared tile: head_dim rounded up so that a row is a multiple of 64 bytes.
+template <config C>
+constexpr int width_of() {
+  constexpr int step = 64 / int(sizeof(element<C>));
+  return (C.head_dim + step - 1) / step * step;
+}
+
+/// One 16-row tile per warp where operands take twice the registers: FFMA gathers whole rows, a split has two limbs.
+template <config C>
+constexpr int widest_m(int m) {
+  return C.precision == precision::f32 || C.precision == precision::bf16_split ? 1 : m;
+}
+
+template <config C>
+constexpr bool is_16_bit = sizeof(element<C>) == 2;
+
+constexpr shape_of_tile tuned(shape_of_tile table, tile asked, bool rows_are_queries) {
+  int const rows = rows_are_queries ? asked.block_q : asked.block_k, columns = rows_are_queries ? asked.block_k : asked.block_q;
+  if (rows) table.m = rows % (16 * table.m) == 0 ? table.m : 1;
+  return {rows ? rows : table.rows, columns ? columns : table.columns, table.m, asked.stages ? asked.stages : table.stages};
+}
+
+/// Rows: queries with Q and O; columns: keys, K and V. Registers a lane: O 16 m w / 32 + S 16 m columns / 32.
+template <config C, tuning T, class F>
+constexpr shape_of_tile forward_shape() {
+  constexpr int w = width_of<C>();
+  shape_of_tile t{};
+  if (is_16_bit<C>) {
+    if (w <= 64 && !has_mask<F> && !has_score<F>) t = {128, 128, widest_m<C>(2), 1};  // 64: O 64 + S 128, 48 KiB
+    else if (w <= 128) t = {128, 64, widest_m<C>(2), 1};  // 128: O 128 + S 64 registers, 64 KiB
+    else if (w <= 192) t = {128, 64, 1, 1};               // 192: O 96 + S 32, 96 KiB
+    else t = {64, 64, 1, 1};                              // 256: O 128 + S 32, 96 KiB
+  } else {
+    if (w <= 64) t = {128, 64, widest_m<C>(2), 1};        // 64: O 64 + S 64, 64 KiB
+    else if (w <= 128) t = {128, 32, widest_m<C>(2), 1};  // 128: O 128 + S 32, 96 KiB
+    else if (w <= 192) t = {64, 32, 1, 1};                // 192: O 96 + S 16, 96 KiB
+    else t = {64, 16, 1, 1};                              // 256: O 128 + S 8, 96 KiB
+  }
+  return tuned(t, T.sm80_forward, true);
+}
+
+/// Rows: keys with K, V, dK, dV; columns: queries, Q and dO. Registers: dK and dV 32 m w / 32 + S and dP 32 m columns / 32.
+/// Past width 128 dK and dV no longer fit together and are computed one after the other.
+template <config C, tuning T, class F>
+constexpr shape_of_tile key_gradient_shape() {
+  constexpr int w = width_of<C>();
+  shape_of_tile t{};
+  if (is_16_bit<C>) {
+    if (w <= 64) t = {128, 32, widest_m<C>(2), 2};                // 64: 128 + 64 registers, 48 KiB
+    else if (w <= 128) t = {64, has_score<F> ? 32 : 64, 1, 2};    // 128: 128 + 64, 96 KiB
+    else if (w <= 192) t = {64, 32, 1, 2};                        // 192, one of the two: 96 + 32, 96 KiB
+    else t = {64, 32, 1, 1};                                      // 256: 128 + 32, 96 KiB
+  } else {
+    if (w <= 64) t = {128, 32, widest_m<C>(2), 1};                // 64: 128 + 64, 80 KiB
+    else if (w <= 128) t = {64, 32, 1, 1};                        // 128: 128 + 32, 96 KiB
+    else t = {32, 16, 1, 1};                                      // 256: 128 + 16, 96 KiB
+  }
+  return tuned(t, T.sm80_backward, false);
+}
+template <config C>
+constexpr bool key_gradients_apart = width_of<C>() > 128;
+
+/// Rows: queries with Q, dO, dQ; columns: keys, K and V. Registers: dQ 16 m w / 32 + S and dP 32 m columns / 32.
+template <config C, tuning T, class F>
+constexpr shape_of_tile query_gradient_shape() {
+  constexpr int w = width_of<C>();
+  shape_of_tile t{};
+  if (is_16_bit<C>) {
+    if (w <= 64) t = {128, has_score<F> ? 32 : 64, widest_m<C>(2), 2};  // 64: 64 + 128 registers, 64 KiB
+    else if (w <= 128) t = has_score<F> ? shape_of_tile{64, 64, 1, 1} : shape_of_tile{128, 32, widest_m<C>(2), 2};  // 128: 128 + 64, 96 KiB
+    else if (w <= 192) t = {64, 32, 1, 2};                              // 192: 96 + 32, 96 KiB
+    else t = {64, 32, 1, 1};                                            // 256: 128 + 32, 96 KiB
+  } else {
+    if (w <= 64) t = {128, 32, widest_m<C>(2), 2};                      // 64: 64 + 64, 96 KiB
+    else if (w <= 128) t = {64, 32, 1, 1};                              // 128: 64 + 32, 96 KiB
+    else t = {32, 16, 1, 1};                                            // 256: 128 + 16, 96 KiB
+  }
+  return tuned(t, T.sm80_backward, true);
+}
+
+/// Bytes of shared memory, or a sentence with the numbers at compile time.
+template <int bytes>
+constexpr int fits() {
+  static_assert(bytes <= shared_memory_limit, "tuning: this sm80 tile needs more shared memory than the 101376 bytes of a block");
+  return bytes;
+}
+
+}  // namespace lanewise::sm80

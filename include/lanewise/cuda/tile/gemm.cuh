@@ -1,0 +1,77 @@
+// The two products that attention is made of, by one warp. `m` counts 16-row tiles of the warp, `n` 8-column tiles of C.
+#pragma once
+
+#include "operation.cuh"
+
+namespace lanewise::gpu {
+
+template <int m, int n>
+using accumulators = accumulator[m][n];
+
+template <int m, int n>
+__device__ __forceinline__ void clear(accumulators<m, n>& c) {
+#pragma unroll
+  for (int i = 0; i < m; ++i)
+#pragma unroll
+    for (int j = 0; j < n; ++j) c[i][j] = {};
+}
+
+/// C = A B^T: rows row ... row + 16 m of tile `a` times every row of tile `b`.
+template <class Op, int m, int n, class TileA, class TileB>
+__device__ __forceinline__ void multiply_rows(accumulators<m, n>& c, TileA a, int row, TileB b) {
+  static_assert(n * 8 == TileB::rows && n % 2 == 0 && TileA::width == TileB::width);
+  int const lane = lane_index_anew();
+  clear<m, n>(c);
+#pragma unroll
+  for (int k = 0; k < TileA::width; k += Op::k) {
+    typename Op::a_fragment fa[m];
+#pragma unroll
+    for (int i = 0; i < m; ++i) fa[i] = Op::load_a(lane, a, row + 16 * i, k);
+#pragma unroll
+    for (int j = 0; j < n; j += 2) {
+      typename Op::b_fragment const fb = Op::load_b_rows(lane, b, 8 * j, k);
+#pragma unroll
+      for (int i = 0; i < m; ++i) Op::multiply_add(&c[i][j], fa[i], fb);
+    }
+  }
+}
+
+/// C += P B: accumulators `p` fed as A, all rows of tile `b` as K. Where the operation promotes its sums, the product over
+/// the tile is formed apart and added to C in f32: the tensor core's adder truncates, which over K = 8192 costs 3e-5.
+template <class Op, int m, int n, int kn, class Tile>
+__device__ __forceinline__ void multiply_columns(accumulators<m, n>& c, accumulators<m, kn> const& p, Tile b) {
+  static_assert(kn * 8 == Tile::rows && n * 8 == Tile::width && n % 2 == 0);
+  constexpr int steps = kn / Op::c_tiles;
+  int const lane = lane_index_anew();
+  if constexpr (Op::promotes_sums) {
+#pragma unroll
+    for (int i = 0; i < m; ++i) {
+      typename Op::fed fa[steps];
+#pragma unroll
+      for (int s = 0; s < steps; ++s) fa[s] = Op::feed(&p[i][s * Op::c_tiles]);
+#pragma unroll
+      for (int j = 0; j < n; j += 2) {
+        accumulator part[2] = {};
+#pragma unroll
+        for (int s = 0; s < steps; ++s) Op::multiply_add(part, fa[s], Op::load_b_columns(lane, b, s * Op::k, 8 * j));
+#pragma unroll
+        for (int e = 0; e < 8; ++e) c[i][j + e / 4].x[e % 4] += part[e / 4].x[e % 4];
+      }
+    }
+  } else {
+#pragma unroll
+    for (int s = 0; s < steps; ++s) {
+      typename Op::fed fa[m];
+#pragma unroll
+      for (int i = 0; i < m; ++i) fa[i] = Op::feed(&p[i][s * Op::c_tiles]);
+#pragma unroll
+      for (int j = 0; j < n; j += 2) {
+        typename Op::b_fragment const fb = Op::load_b_columns(lane, b, s * Op::k, 8 * j);
+#pragma unroll
+        for (int i = 0; i < m; ++i) Op::multiply_add(&c[i][j], fa[i], fb);
+      }
+    }
+  }
+}
+
+}  // namespace lanewise::gpu

@@ -1,0 +1,116 @@
+// The variant on a tile of scores held in accumulators: score, then mask. The lane map gives each element its (row,
+// column), the tile its (query, key); which of them is a row is the kernel's choice, S (queries) or S^T (keys).
+//
+// A masked pair becomes -infinity, decided on the mask alone. A row of the streamed operand (a column here) that no row of
+// the tile may see is reported dead, so that what it holds, NaN included, can be zeroed before it meets a product.
+#pragma once
+
+#include "../../variant.hpp"
+#include "gemm.cuh"
+
+namespace lanewise::gpu {
+
+enum class rows_are { queries, keys };
+
+template <rows_are R>
+__device__ __forceinline__ position position_in(block const& tile, int row, int column) {
+  if constexpr (R == rows_are::queries) return {tile.batch, tile.head, tile.q_begin + row, tile.k_begin + column};
+  else return {tile.batch, tile.head, tile.q_begin + column, tile.k_begin + row};
+}
+
+/// Calls visit(element of c, row, column, i, j, e) for each element that this lane holds of a tile whose rows start at
+/// `row`.
+template <int m, int n, class Visit>
+__device__ __forceinline__ void for_each_element(int row, Visit const& visit) {
+  int const lane = lane_index_anew();
+#pragma unroll
+  for (int i = 0; i < m; ++i)
+#pragma unroll
+    for (int j = 0; j < n; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) visit(row + 16 * i + c_map::c(lane, e).row, 8 * j + c_map::c(lane, e).column, i, j, e);
+}
+
+/// How q.k becomes the exponent of a power of two: x = `before` q.k, through the variant's score, times `factor`.
+/// `factor` is positive, so that a row's maximum can be taken first and the product folded into the exponent.
+struct score_scale {
+  float before, factor;
+};
+template <class F>
+constexpr score_scale score_scale_of(float scale) {
+  if (has_score<F>) return {scale, 1.f};
+  float const c = scale * log2_e;
+  return c > 0.f ? score_scale{1.f, c} : score_scale{c, 1.f};
+}
+
+/// Scores of one tile, ready for the exponent. `raw`, where given, receives scale q.k as a score's grad wants it. Returns
+/// this lane's live columns (bit 2 j + c: column 8 j + 2 t + c of the tile), all ones unless the mask was asked.
+template <rows_are R, int m, int n, class F>
+__device__ __forceinline__ std::uint32_t apply_variant(accumulators<m, n>& s, accumulators<m, n>* raw, F const& f,
+                                                       block const& tile, int row, cover c, bool ragged, score_scale scale) {
+  static_assert(n <= 16, "a lane's columns fit one word");
+  if (!has_score<F> && scale.before != 1.f)
+    for_each_element<m, n>(0, [&](int, int, int i, int j, int e) { s[i][j].x[e] *= scale.before; });
+  std::uint32_t live = 0xffffffffu;
+  if (c == cover::full && !ragged) {
+    if constexpr (has_score<F>)
+      for_each_element<m, n>(row, [&](int r, int column, int i, int j, int e) {
+        float const x = s[i][j].x[e] * scale.before;
+        if (raw) (*raw)[i][j].x[e] = x;
+        s[i][j].x[e] = score(f, x, position_in<R>(tile, r, column)) * log2_e;
+      });
+    return live;
+  }
+  if (has_mask<F> && c == cover::partial) live = 0;
+  for_each_element<m, n>(row, [&](int r, int column, int i, int j, int e) {
+    position const at = position_in<R>(tile, r, column);
+    bool const inside = at.q < tile.q_end && at.k < tile.k_end;
+    bool const kept = inside && (c == cover::full || keep(f, at));
+    float& x = s[i][j].x[e];
+    if constexpr (has_score<F>) {
+      float const before = x * scale.before;
+      if (raw) (*raw)[i][j].x[e] = before;
+      if (kept) x = score(f, before, at) * log2_e;
+    }
+    if (!kept) x = -infinity;
+    bool const padding = R == rows_are::queries ? at.k >= tile.k_end : at.q >= tile.q_end;
+    if (kept || padding) live |= 1u << (2 * j + e % 2);
+  });
+  return live;
+}
+
+/// Live columns of every warp of the block, in shared memory: one word per warp and t = lane % 4.
+template <int warps>
+struct live_columns {
+  static constexpr int bytes = warps * 16;
+  std::uint32_t base;
+
+  __device__ __forceinline__ void publish(std::uint32_t live) const {
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) live |= __shfl_xor_sync(0xffffffffu, live, step);
+    if (lane_index() < 4) store_shared_word(base + ((threadIdx.x / 32) * 4 + lane_index()) * 4, live);
+  }
+  /// After a barrier: no warp sees this column.
+  __device__ __forceinline__ bool dead(int column) const {
+    std::uint32_t word = 0;
+#pragma unroll
+    for (int w = 0; w < warps; ++w) word |= load_shared_word(base + (w * 4 + column % 8 / 2) * 4);
+    return !(word >> (2 * (column / 8) + column % 2) & 1u);
+  }
+  /// After a barrier: some column of a tile of n 8-column tiles is dead. The same for every thread.
+  template <int n>
+  __device__ __forceinline__ bool any_dead() const {
+    constexpr std::uint32_t all = n == 16 ? 0xffffffffu : (1u << (2 * n % 32)) - 1;
+    bool dead = false;
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      std::uint32_t word = 0;
+#pragma unroll
+      for (int w = 0; w < warps; ++w) word |= load_shared_word(base + (w * 4 + t) * 4);
+      dead |= (word & all) != all;
+    }
+    return dead;
+  }
+};
+
+}  // namespace lanewise::gpu

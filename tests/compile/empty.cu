@@ -1,0 +1,1 @@
+// Nothing: headers are given to the compiler by -include.
