@@ -20,26 +20,26 @@ constexpr config f16_40{.head_dim = 40, .precision = precision::f16};
 constexpr config f16_128{.head_dim = 128, .precision = precision::f16};
 
 // Worked by hand. f32: 80 * 4 = 320 -> 384; 3 * 5 * 40 * 4 = 2400 -> 2432; 64 * 4 = 256 -> 512.
-static_assert(packed_forward<f32_80>{{1, 1, 1, 80}}.gap() == byte_range{320, 384});
+static_assert(packed_forward<f32_80>{{1, 1, 1, 80}}.gap() == packed_range{320, 384});
 static_assert(packed_forward<f32_80>{{1, 1, 1, 80}}.bytes() == 384 + 4);
-static_assert(packed_forward<f32_40>{{1, 5, 3, 40}}.gap() == byte_range{2400, 2432});
+static_assert(packed_forward<f32_40>{{1, 5, 3, 40}}.gap() == packed_range{2400, 2432});
 static_assert(packed_forward<f32_40>{{1, 5, 3, 40}}.bytes() == 2432 + 60);
-static_assert(packed_forward<f32_64>{{1, 1, 1, 64}, 512}.gap() == byte_range{256, 512});
+static_assert(packed_forward<f32_64>{{1, 1, 1, 64}, 512}.gap() == packed_range{256, 512});
 static_assert(packed_forward<f32_64>{{1, 1, 1, 64}}.gap().size() == 0);
 // 16-bit storage: 80 * 2 = 160 -> 256; 3 * 5 * 40 * 2 = 1200 -> 1280. The LSE stays f32.
-static_assert(packed_forward<bf16_80>{{1, 1, 1, 80}}.gap() == byte_range{160, 256});
-static_assert(packed_forward<f16_40>{{1, 5, 3, 40}}.gap() == byte_range{1200, 1280});
+static_assert(packed_forward<bf16_80>{{1, 1, 1, 80}}.gap() == packed_range{160, 256});
+static_assert(packed_forward<f16_40>{{1, 5, 3, 40}}.gap() == packed_range{1200, 1280});
 static_assert(packed_forward<f16_40>{{1, 5, 3, 40}}.bytes() == 1280 + 60);
 static_assert(packed_forward<f16_128>{{3, 77, 5, 128}}.gap().size() == 0);
 // dQ|dK|dV: 2400 -> 2432, 7 * 40 * 4 = 1120 -> 3552 -> 3584.
-static_assert(packed_backward<f32_40>{{1, 5, 3, 40}, {1, 7, 1, 40}}.gap(0) == byte_range{2400, 2432});
-static_assert(packed_backward<f32_40>{{1, 5, 3, 40}, {1, 7, 1, 40}}.gap(1) == byte_range{3552, 3584});
+static_assert(packed_backward<f32_40>{{1, 5, 3, 40}, {1, 7, 1, 40}}.gap(0) == packed_range{2400, 2432});
+static_assert(packed_backward<f32_40>{{1, 5, 3, 40}, {1, 7, 1, 40}}.gap(1) == packed_range{3552, 3584});
 static_assert(packed_backward<f32_40>{{1, 5, 3, 40}, {1, 7, 1, 40}}.bytes() == 3584 + 1120);
 static_assert(packed_backward<bf16_40>{{1, 5, 3, 40}, {1, 7, 1, 40}}.bytes() == 3584 + 1120);  // f32 gradients
-static_assert(packed_backward<f16_40>{{1, 5, 3, 40}, {1, 7, 1, 40}}.gap(1) == byte_range{1840, 1920});
+static_assert(packed_backward<f16_40>{{1, 5, 3, 40}, {1, 7, 1, 40}}.gap(1) == packed_range{1840, 1920});
 static_assert(packed_forward<f32_40>{{0, 5, 3, 40}}.bytes() == 0);
 
-bool all_zero(void const* base, byte_range range) {
+bool all_zero(void const* base, packed_range range) {
   auto const* p = static_cast<unsigned char const*>(base);
   return std::all_of(p + range.begin, p + range.end, [](unsigned char c) { return c == 0; });
 }

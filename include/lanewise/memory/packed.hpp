@@ -22,13 +22,18 @@ inline constexpr std::size_t packed_alignment = 128;
 inline constexpr std::size_t largest_packed_alignment = std::size_t(1) << 30;
 
 /// Bytes [begin, end) from the start of a packed buffer.
-struct byte_range {
+struct packed_range {
   std::size_t begin = 0, end = 0;
   LANEWISE_HD constexpr std::size_t size() const { return end - begin; }
-  constexpr bool operator==(byte_range const&) const = default;
+  constexpr bool operator==(packed_range const&) const = default;
 };
 
 namespace detail {
+
+/// Elements of a dense tensor; device code may ask too.
+LANEWISE_HD constexpr std::size_t elements(extents const& e) {
+  return std::size_t(e.batch) * std::size_t(e.sequence) * std::size_t(e.heads) * std::size_t(e.head_dim);
+}
 
 LANEWISE_HD constexpr std::size_t next_multiple(std::size_t n, std::size_t align) {
   return (n + align - 1) / align * align;
@@ -43,7 +48,7 @@ T const* at_byte(void const* base, std::size_t offset) {
   return reinterpret_cast<T const*>(static_cast<unsigned char const*>(base) + offset);
 }
 
-inline void zero(void* base, byte_range range) {
+inline void zero(void* base, packed_range range) {
   for (std::size_t i = range.begin; i < range.end; ++i) static_cast<unsigned char*>(base)[i] = 0;
 }
 
@@ -55,7 +60,7 @@ struct packed_forward {
   extents q{};  ///< [B, Sq, Hq, D], also o's
   std::size_t align = packed_alignment;
 
-  LANEWISE_HD constexpr std::size_t o_bytes() const { return std::size_t(q.count()) * sizeof(element<C>); }
+  LANEWISE_HD constexpr std::size_t o_bytes() const { return detail::elements(q) * sizeof(element<C>); }
   LANEWISE_HD constexpr std::size_t lse_offset() const { return detail::next_multiple(o_bytes(), align); }
   LANEWISE_HD constexpr std::size_t lse_bytes() const {
     return std::size_t(q.batch * q.sequence * q.heads) * sizeof(float);
@@ -64,7 +69,7 @@ struct packed_forward {
   LANEWISE_HD constexpr std::size_t bytes() const { return lse_offset() + lse_bytes(); }
 
   static constexpr int gap_count = 1;
-  LANEWISE_HD constexpr byte_range gap(int = 0) const { return {o_bytes(), lse_offset()}; }
+  LANEWISE_HD constexpr packed_range gap(int = 0) const { return {o_bytes(), lse_offset()}; }
 
   /// The parts of a buffer at `base`, which is aligned to `align`.
   view<element<C>> o(void* base) const { return {detail::at_byte<element<C>>(base, 0), q}; }
@@ -83,9 +88,9 @@ struct packed_backward {
   extents k{};  ///< [B, Sk, Hkv, D], also d_k's and d_v's
   std::size_t align = packed_alignment;
 
-  LANEWISE_HD constexpr std::size_t d_q_bytes() const { return std::size_t(q.count()) * sizeof(gradient<C>); }
+  LANEWISE_HD constexpr std::size_t d_q_bytes() const { return detail::elements(q) * sizeof(gradient<C>); }
   LANEWISE_HD constexpr std::size_t d_k_offset() const { return detail::next_multiple(d_q_bytes(), align); }
-  LANEWISE_HD constexpr std::size_t d_k_bytes() const { return std::size_t(k.count()) * sizeof(gradient<C>); }
+  LANEWISE_HD constexpr std::size_t d_k_bytes() const { return detail::elements(k) * sizeof(gradient<C>); }
   LANEWISE_HD constexpr std::size_t d_v_offset() const {
     return detail::next_multiple(d_k_offset() + d_k_bytes(), align);
   }
@@ -93,8 +98,8 @@ struct packed_backward {
   LANEWISE_HD constexpr std::size_t bytes() const { return d_v_offset() + d_k_bytes(); }
 
   static constexpr int gap_count = 2;
-  LANEWISE_HD constexpr byte_range gap(int i) const {
-    return i == 0 ? byte_range{d_q_bytes(), d_k_offset()} : byte_range{d_k_offset() + d_k_bytes(), d_v_offset()};
+  LANEWISE_HD constexpr packed_range gap(int i) const {
+    return i == 0 ? packed_range{d_q_bytes(), d_k_offset()} : packed_range{d_k_offset() + d_k_bytes(), d_v_offset()};
   }
 
   /// The parts of a buffer at `base`, which is aligned to `align`.
