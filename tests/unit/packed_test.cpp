@@ -242,6 +242,13 @@ TEST_CASE("a packed buffer that overlaps an input is refused, be it with a part 
     status const t = backward_packed<f32_40>(on_cpu{}, b);
     CHECK(t.code == status_code::alias);
     CHECK(text(t).find("a gap in d_qkv overlaps d_o") == 0);
+
+    float const slope = 0.5f;
+    alibi_bottom_right const biases{.slope = {&slope, 1, 1, 1, 1}, .d_slope = {behind_d_k, 1, 1, 1, 1}};
+    status const u = backward_packed<f32_40>(on_cpu{}, y.backward_call(), combine{full{}, biases});
+    CHECK(u.code == status_code::alias);
+    CHECK(text(u).find("a parameter's gradient overlaps a gap in d_qkv") == 0);
+    CHECK(*behind_d_k == 2.f);
   }
   SUBCASE("a gradient buffer that is too small, null or misaligned") {
     auto a = x.backward_call();

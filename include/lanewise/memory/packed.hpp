@@ -14,6 +14,7 @@
 #include <initializer_list>
 
 #include "../attention.hpp"
+#include "../parameters.hpp"
 
 namespace lanewise {
 
@@ -199,11 +200,32 @@ status check_gaps(char const* name, Layout const& layout, void* base, tensor con
   return result;
 }
 
+/// The gradients of the variant's parameters lie in no gap either.
+template <class Layout, class F>
+status check_parameters_and_gaps(char const* name, Layout const& layout, void* base, F const& given,
+                                 std::int64_t keys) noexcept {
+  extents const& q = layout.q;
+  shape const lengths{std::int32_t(q.batch), std::int32_t(q.heads), std::int32_t(q.sequence), std::int32_t(keys)};
+  status result = validate(given, lengths);
+  if (!result) return result;
+  auto const f = bind(given, lengths);
+  for_each_parameter<bound<F>>([&]<int I> {
+    byte_range const gradient = range_of(parameter_gradient<I>(f));
+    for (int i = 0; i < Layout::gap_count && result; ++i) {
+      packed_range const gap = layout.gap(i);
+      std::uintptr_t const start = reinterpret_cast<std::uintptr_t>(base);
+      result = check_apart(gradient, {start + gap.begin, start + gap.end}, name);
+    }
+  });
+  return result;
+}
+
 }  // namespace detail
 
 /// forward() into a packed buffer. Errors: forward's, and bad_extent, null_view, bad_argument, alias of the buffer.
 template <config C, tuning T = tuning{}, class F = full>
 status forward_packed(on_cpu on, packed_forward_args<C> const& a, F const& f = F{}, workspace scratch = {}) noexcept {
+  static_assert(check_variant<F, false>());
   if (status s = detail::check_packed_layout("q", a.q.size, "o_lse", a.o_lse.align); !s) return s;
   packed_forward<C> const layout{a.q.size, a.o_lse.align};
   if (status s = detail::check_packed_memory("o_lse", a.o_lse, layout.bytes()); !s) return s;
@@ -222,6 +244,7 @@ status forward_packed(on_cpu on, packed_forward_args<C> const& a, F const& f = F
 /// buffers.
 template <config C, tuning T = tuning{}, class F = full>
 status backward_packed(on_cpu on, packed_backward_args<C> const& a, F const& f = F{}, workspace scratch = {}) noexcept {
+  static_assert(check_variant<F, true>());
   if (status s = detail::check_packed_layout("q", a.q.size, "o_lse", a.o_lse.align); !s) return s;
   if (status s = detail::check_packed_layout("k", a.k.size, "d_qkv", a.d_qkv.align); !s) return s;
   packed_forward<C> const source{a.q.size, a.o_lse.align};
@@ -247,6 +270,7 @@ status backward_packed(on_cpu on, packed_backward_args<C> const& a, F const& f =
                                    detail::describe("lse", args.lse),    detail::describe("d_o", args.d_o),
                                    detail::describe("d_lse", args.d_lse)};
   if (status s = detail::check_gaps("a gap in d_qkv", layout, base, inputs); !s) return s;
+  if (status s = detail::check_parameters_and_gaps("a gap in d_qkv", layout, base, f, a.k.size.sequence); !s) return s;
   status const done = backward<C, T>(on, args, f, scratch);
   if (done) zero_gaps(layout, base);
   return done;
