@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -111,6 +112,7 @@ class lm_run {
     progress bar(settings_.steps, header_.step, settings_.batch * settings_.context, settings_.log_every,
                  isatty(STDOUT_FILENO) == 1);
     std::int64_t saved = -1;
+    std::clock_t const begin = std::clock();
     for (std::int64_t t = header_.step + 1; t <= settings_.steps; ++t) {
       if (int const signal = stop_.received()) return stopped(signal, saved);
       step_result const r = trainer_.step(t);
@@ -134,6 +136,7 @@ class lm_run {
       bar.resume();
     }
     seconds_ = bar.seconds();
+    processor_seconds_ = double(std::clock() - begin) / CLOCKS_PER_SEC;
     speed_ = bar.tokens_per_second(settings_.steps);
     bar.pause();
     return finish();
@@ -204,6 +207,7 @@ class lm_run {
                                          {"learned", learned},
                                          {"steps", settings_.steps},
                                          {"seconds", seconds_},
+                                         {"processor_seconds", processor_seconds_},
                                          {"tokens_per_second", speed_},
                                          {"threads", settings_.threads},
                                          {"attention", trainer_.attention_kernels()},
@@ -228,7 +232,7 @@ class lm_run {
   lm_trainer trainer_;
   checkpoint_header header_;
   std::ofstream log_;
-  double seconds_ = 0, speed_ = 0;
+  double seconds_ = 0, processor_seconds_ = 0, speed_ = 0;
 };
 
 }  // namespace
