@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Tables and plot of docs/performance.md from bench/results.
+
+  make_tables.py            rewrites the tables between the markers of docs/performance.md, and docs/performance.svg
+  make_tables.py --check    exits 1 when either differs from what the results say
+"""
+import argparse
+import json
+import re
+import statistics
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE, PLOT = ROOT / "docs/performance.md", ROOT / "docs/performance.svg"
+
+
+def results(name):
+    path = ROOT / "bench/results" / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def origin(run):
+    load = ", ".join(f"{x:.1f}" for x in run["load"])
+    return (f"`{run['command']}`; {run['chip']}, {run['threads']} threads, commit {run['commit']}, {run['date']}, load {load}.\n")
+
+
+def cpu_table(run):
+    """Rates by CPU time, since they carry over between loads; the clock beside them."""
+    rows = run["rows"]
+    peak = next(r for n, r in rows.items() if n.startswith("peak/"))
+    out = [origin(run), f"FMA rate {peak['gflops']:.0f} GFLOP/s by the clock, {peak['cpu_gflops']:.0f} by CPU time.\n",
+           "| row | GFLOP/s, clock | of peak | GFLOP/s, CPU time | of peak | chain: clock | CPU time | live | scratch + kept, MiB | chain's |",
+           "|---|---|---|---|---|---|---|---|---|---|"]
+    for name, r in rows.items():
+        if name.startswith(("peak/", "chain/")):
+            continue
+        chain = rows.get("chain/" + name)
+        memory = lambda x: f"{(x['workspace_bytes'] + x['saved_bytes']) / 2**20:.1f}" if x else "-"
+        times = lambda key: f"{r[key] / chain[key]:.2f}x" if chain else "-"
+        out.append(f"| {name} | {r['gflops']:.0f} | {100 * r['gflops'] / peak['gflops']:.0f} % | {r['cpu_gflops']:.0f} | "
+                   f"{100 * r['cpu_gflops'] / peak['cpu_gflops']:.0f} % | {times('gflops')} | {times('cpu_gflops')} | "
+                   f"{r['live']:.3f} | {memory(r)} | {memory(chain)} |")
+    return "\n".join(out) + "\n"
+
+
+def peers_table(run):
+    out = [origin(run), f"PyTorch {run['torch']}.\n",
+           "| row | lanewise, GFLOP/s | PyTorch | ratio, clock | ratio, CPU time | error, lanewise | PyTorch |", "|---|---|---|---|---|---|---|"]
+    for r in run["rows"]:
+        rate = {k: r["flop"] / statistics.median(v) / 1e9 for k, v in r["seconds"].items()}
+        out.append(f"| {r['name']} | {rate['lanewise']:.0f} | {rate['torch']:.0f} | {r['ratio']:.2f} | {r['cpu_ratio']:.2f} | "
+                   f"{r['errors']['lanewise']:.1e} | {r['errors']['torch']:.1e} |")
+    out += ["", "| geometric mean | clock | CPU time |", "|---|---|---|"]
+    for dtype, direction in dict.fromkeys((r["dtype"], r["direction"]) for r in run["rows"]):
+        these = [r for r in run["rows"] if (r["dtype"], r["direction"]) == (dtype, direction)]
+        mean = lambda key: f"{statistics.geometric_mean([r[key] for r in these]):.2f}"
+        out.append(f"| {dtype} {direction} | {mean('ratio')} | {mean('cpu_ratio')} |")
+    return "\n".join(out) + "\n"
+
+
+def plot(run):
+    """Percent of the FMA rate by CPU time, f32: lanewise and the chain, a pair of bars a row."""
+    rows = run["rows"]
+    peak = next(r for n, r in rows.items() if n.startswith("peak/"))["cpu_gflops"]
+    names = [n for n in rows if "chain/" + n in rows]
+    height, left, scale = 34 * len(names) + 50, 250, 5
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + 100 * scale + 60}" height="{height}" font-family="sans-serif" font-size="12">',
+           f'<rect width="100%" height="100%" fill="white"/>',
+           f'<text x="{left}" y="16">percent of the FMA rate, by CPU time: lanewise (dark), OpenBLAS chain (light)</text>']
+    for percent in range(0, 101, 20):
+        x = left + percent * scale
+        out.append(f'<line x1="{x}" y1="24" x2="{x}" y2="{height - 22}" stroke="#ccc"/><text x="{x}" y="{height - 6}" text-anchor="middle">{percent}</text>')
+    for i, name in enumerate(names):
+        y = 30 + 34 * i
+        out.append(f'<text x="{left - 8}" y="{y + 17}" text-anchor="end">{name}</text>')
+        for offset, key, colour in ((0, name, "#1f4e79"), (13, "chain/" + name, "#9fbfdf")):
+            value = 100 * rows[key]["cpu_gflops"] / peak
+            out.append(f'<rect x="{left}" y="{y + offset}" width="{value * scale:.1f}" height="12" fill="{colour}"/>'
+                       f'<text x="{left + value * scale + 4:.1f}" y="{y + offset + 10}" font-size="10">{value:.0f}</text>')
+    return "\n".join(out + ["</svg>"]) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    old = page = PAGE.read_text()
+    for name, table in (("cpu", cpu_table), ("peers_cpu", peers_table)):
+        if (run := results(name)) is not None:
+            page = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m: m[1] + table(run) + m[2], page, flags=re.S)
+    drawn = plot(results("cpu")) if results("cpu") else None
+    stale = page != old or (drawn is not None and (not PLOT.exists() or PLOT.read_text() != drawn))
+    if options.check:
+        print("stale: run bench/make_tables.py" if stale else "docs/performance.md agrees with bench/results")
+        return int(stale)
+    PAGE.write_text(page)
+    if drawn is not None:
+        PLOT.write_text(drawn)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
