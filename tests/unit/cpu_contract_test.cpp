@@ -71,33 +71,6 @@ TEST_CASE("empty rows: O, gradients and LSE are zero, LSE minus infinity where t
   check.operator()<bf16_f32>(0.f);
 }
 
-TEST_CASE("keys that no row sees: NaN and infinity there reach nothing, their gradients are exactly zero") {
-  std::vector<std::uint32_t> bits(bit_mask_words(130), 0xffffffffu);
-  for (int key = 0; key < 130; key += 7) bits[key / 32] &= ~(1u << key % 32);
-  key_padding_bits const f{bits.data(), 0};
-  attention_case<f32_72> clean({.batch = 2, .q = 100, .k = 130, .q_heads = 4, .kv_heads = 2});
-  auto poisoned = clean;
-  for (int b = 0; b < 2; ++b)
-    for (int key = 0; key < 130; key += 7)
-      for (int c = 0; c < 2 * 72; ++c) {
-        poisoned.k[(b * 130 + key) * 144 + c] = c % 3 ? NAN : -INFINITY;
-        poisoned.v[(b * 130 + key) * 144 + c] = c % 3 ? INFINITY : NAN;
-      }
-  clean.run(on_cpu{}, f);
-  poisoned.run(on_cpu{}, f);
-  CHECK(same_bits(clean.o, poisoned.o));
-  CHECK(same_bits(clean.lse, poisoned.lse));
-  CHECK(same_bits(clean.d_q, poisoned.d_q));
-  CHECK(same_bits(clean.d_k, poisoned.d_k));
-  CHECK(same_bits(clean.d_v, poisoned.d_v));
-  for (int b = 0; b < 2; ++b)
-    for (int key = 0; key < 130; key += 7)
-      for (int c = 0; c < 144; ++c) {
-        CHECK(poisoned.d_k[(b * 130 + key) * 144 + c] == 0.f);
-        CHECK(poisoned.d_v[(b * 130 + key) * 144 + c] == 0.f);
-      }
-}
-
 TEST_CASE("a NaN in a visible key shows") {
   attention_case<f32_64> x({});
   x.v[5] = NAN;
@@ -186,6 +159,39 @@ template <config C>
 struct tag {
   static constexpr config value = C;
 };
+TEST_CASE_TEMPLATE_DEFINE(
+    "keys that no row sees: NaN and infinity there reach nothing, their gradients are exactly zero", Tag,
+    hides_dead_keys) {
+  constexpr config C = Tag::value;
+  using E = element<C>;
+  constexpr int width = 2 * C.head_dim;
+  std::vector<std::uint32_t> bits(bit_mask_words(130), 0xffffffffu);
+  for (int key = 0; key < 130; key += 7) bits[key / 32] &= ~(1u << key % 32);
+  key_padding_bits const f{bits.data(), 0};
+  attention_case<C> clean({.batch = 2, .q = 101, .k = 130, .q_heads = 4, .kv_heads = 2});
+  auto poisoned = clean;
+  for (int b = 0; b < 2; ++b)
+    for (int key = 0; key < 130; key += 7)
+      for (int c = 0; c < width; ++c) {
+        poisoned.k[(b * 130 + key) * width + c] = from_float<E>(c % 3 ? NAN : -INFINITY);
+        poisoned.v[(b * 130 + key) * width + c] = from_float<E>(c % 3 ? INFINITY : NAN);
+      }
+  clean.run(on_cpu{}, f);
+  poisoned.run(on_cpu{}, f);
+  CHECK(same_bits(clean.o, poisoned.o));
+  CHECK(same_bits(clean.lse, poisoned.lse));
+  CHECK(same_bits(clean.d_q, poisoned.d_q));
+  CHECK(same_bits(clean.d_k, poisoned.d_k));
+  CHECK(same_bits(clean.d_v, poisoned.d_v));
+  for (int b = 0; b < 2; ++b)
+    for (int key = 0; key < 130; key += 7)
+      for (int c = 0; c < width; ++c) {
+        CHECK(to_float(poisoned.d_k[(b * 130 + key) * width + c]) == 0.f);
+        CHECK(to_float(poisoned.d_v[(b * 130 + key) * width + c]) == 0.f);
+      }
+}
+
+TEST_CASE_TEMPLATE_INVOKE(hides_dead_keys, tag<f32_64>, tag<f32_72>, tag<bf16_64>, tag<bf16_f32>);
 TEST_CASE_TEMPLATE_INVOKE(accumulates, tag<f32_64>, tag<f32_72>, tag<bf16_64>, tag<bf16_f32>);
 
 TEST_CASE("partial results over two halves of the keys merge, and their gradients add up") {
@@ -288,10 +294,15 @@ TEST_CASE("gradients of slopes and sink logits, shared by the batch or not") {
   }
 }
 
-TEST_CASE("sink: a row without keys has O = 0 and LSE = logit") {
+TEST_CASE("sink: a row without keys has O = 0 and LSE = logit; NaN in its q and d_o reaches nothing") {
   float const logit = 0.75f;
+  float d_logit = NAN;
   attention_case<f32_64> x({.q = 8, .k = 4, .q_heads = 1, .kv_heads = 1});
-  x.run(on_cpu{}, combine{causal_bottom_right{}, sink{.logit = {&logit, 1, 1, 1, 1}}});
+  combine const f{causal_bottom_right{}, sink{.logit = {&logit, 1, 1, 1, 1}, .d_logit = {&d_logit, 1, 1, 1, 1}}};
+  auto const expected = x.expected(f);
+  for (int i = 0; i < 4 * 64; ++i) x.q[i] = x.d_o[i] = NAN;
+  x.run(on_cpu{}, f);
+  CHECK(d_logit == doctest::Approx(expected.parameters.at(0).at(0)).epsilon(1e-5));
   for (int i = 0; i < 4; ++i) {
     CHECK(x.lse[i] == doctest::Approx(0.75));
     CHECK(x.o[i * 64] == 0.f);

@@ -134,8 +134,12 @@ class backward_kernel {
     for (std::int64_t q = rows.q_begin; q < rows.q_end; ++q) {
       E const *o = a_.o.row(rows.batch, q, rows.head), *d_o = a_.d_o.row(rows.batch, q, rows.head);
       float sum[8] = {};  // eight chains, added in a fixed order
+      // an element of O that is 0 adds 0 whatever dO holds: so a row without keys, whose O is 0, lets nothing through
       for (int c = 0; c < d; c += 8)
-        for (int i = 0; i < 8; ++i) sum[i] += to_float(o[c + i]) * to_float(d_o[c + i]);
+        for (int i = 0; i < 8; ++i) {
+          float const x = to_float(o[c + i]);
+          sum[i] += x == 0.f ? 0.f : x * to_float(d_o[c + i]);
+        }
       float delta = ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
       if (a_.d_lse) delta -= *a_.d_lse.row(rows.batch, q, rows.head);
       std::int64_t const at = row_of(rows.batch, rows.head, q);

@@ -242,7 +242,10 @@ class bf16_backward_operands {
     run_.multiply(product<word>{keys_, padded(queries_), d / 2, v_.data, v_.stride, 1, d_o_t_, bq, d_p, bq});
   }
 
-  void finish_tile(float const* p, float const* d_s, bool const* live_keys, bool const* live_queries) {
+  void finish_tile(float* p, float* d_s, bool const* live_keys, bool const* live_queries) {
+    // an odd last query is paired with a column that no mask was applied to: what K holds may have made it NaN
+    if (queries_ % 2 != 0)
+      for (int k = 0; k < keys_; ++k) p[k * bq + queries_] = d_s[k * bq + queries_] = 0.f;
     pair(q_rows_, queries_, live_queries, query_pairs_);
     pair(d_o_rows_, queries_, live_queries, d_o_pairs_);
     if (live_keys) pair(k_rows_, keys_, live_keys, live_key_pairs_);

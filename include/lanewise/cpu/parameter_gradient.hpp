@@ -16,9 +16,10 @@ class parameter_gradient_kernel {
   static constexpr tile size = backward_tile<T>();
 
  public:
-  /// One thread's sums [block_k][block_q]. Needed beside the backward's room.
+  /// One thread's sums [block_k][block_q], in f64: a slope's sum over a whole sequence cancels. Beside the backward's
+  /// room.
   static std::size_t room_bytes() {
-    return parameter_is_sink<I, F> ? 0 : std::size_t(size.block_k) * size.block_q * sizeof(float);
+    return parameter_is_sink<I, F> ? 0 : std::size_t(size.block_k) * size.block_q * sizeof(double);
   }
 
   parameter_gradient_kernel(backward_args<C> const& a, F const& f, kernel_type const& kernel)
@@ -34,7 +35,7 @@ class parameter_gradient_kernel {
       if constexpr (parameter_is_sink<I, F>) sink(pb, ph, i);
       else
         score_parameter(pb, ph, i, j, kernel_.room_of(thread),
-                        reinterpret_cast<float*>(static_cast<std::byte*>(scratch) + thread * room_bytes()));
+                        reinterpret_cast<double*>(static_cast<std::byte*>(scratch) + thread * room_bytes()));
     });
   }
 
@@ -47,7 +48,7 @@ class parameter_gradient_kernel {
     return extent == 1 ? range{0, std::int32_t(n)} : range{std::int32_t(i), std::int32_t(i + 1)};
   }
 
-  void score_parameter(std::int64_t pb, std::int64_t ph, std::int32_t pi, std::int32_t pj, room r, float* sums) const {
+  void score_parameter(std::int64_t pb, std::int64_t ph, std::int32_t pi, std::int32_t pj, room r, double* sums) const {
     tiling const& t = kernel_.tiles();
     range const bs = shared_by(to_.size[0], pb, a_.q.size.batch), hs = shared_by(to_.size[1], ph, a_.q.size.heads);
     range const is = shared_by(to_.size[2], pi, t.q_tiles()), js = shared_by(to_.size[3], pj, t.k_tiles());
@@ -70,14 +71,14 @@ class parameter_gradient_kernel {
         put(to_.at(pb, ph, own.q_begin + q, own.k_begin + k), sums[k * size.block_q + q]);
   }
 
-  void add_tile(block const& tile, room const& r, float* sums) const {
+  void add_tile(block const& tile, room const& r, double* sums) const {
     for (std::int32_t k = 0; k < tile.k_end - tile.k_begin; ++k)
       for (std::int32_t q = 0; q < tile.q_end - tile.q_begin; ++q) {
         float const d_s = r.d_scores[k * size.block_q + q];
         if (d_s == 0.f) continue;
         position const at{tile.batch, tile.head, tile.q_begin + q, tile.k_begin + k};
         sums[(to_.size[3] == 1 ? 0 : k) * size.block_q + (to_.size[2] == 1 ? 0 : q)] +=
-            d_s * parameter_factor<I>(f_, r.raw[k * size.block_q + q], at);
+            double(d_s) * parameter_factor<I>(f_, r.raw[k * size.block_q + q], at);
       }
   }
 
@@ -94,8 +95,8 @@ class parameter_gradient_kernel {
     for (std::int32_t q = own.q_begin; q < own.q_end; ++q) put(to_.at(pb, ph, q, 0), sink_sum(bs, hs, {q, q + 1}));
   }
 
-  float sink_sum(range bs, range hs, range qs) const {
-    float sum = 0.f;
+  double sink_sum(range bs, range hs, range qs) const {
+    double sum = 0;
     for (std::int32_t b = bs.begin; b < bs.end; ++b)
       for (std::int32_t h = hs.begin; h < hs.end; ++h)
         for (std::int32_t q = qs.begin; q < qs.end; ++q)
@@ -103,7 +104,7 @@ class parameter_gradient_kernel {
     return sum;
   }
 
-  void put(float& to, float value) const { to = a_.accumulate ? to + value : value; }
+  void put(float& to, double value) const { to = a_.accumulate ? to + float(value) : float(value); }
 
   backward_args<C> const& a_;
   F const& f_;
