@@ -1,7 +1,8 @@
 // Defines the GPU side of attention.hpp. Include it in the one .cu file of a program that instantiates:
 //
 //   #include <lanewise/attention.cuh>
-//   template lanewise::status lanewise::forward<my_config>(on_cuda, forward_args<my_config> const&, my_variant const&, workspace) noexcept;
+//   template lanewise::status lanewise::forward<my_config>(on_cuda, forward_args<my_config> const&, my_variant const&,
+//   workspace) noexcept;
 //
 // Other files see attention.hpp and `extern template`. One path, written on mma.sync, serves sm_80 ... sm_120. A call
 // launches on its stream and returns: it allocates nothing, waits for nothing, and may be captured into a CUDA graph.
@@ -25,11 +26,17 @@ namespace gpu {
 /// What a status says ran.
 constexpr char const* label(precision p, bool aligned) {
   switch (p) {
-    case precision::f32: return aligned ? "cuda sm80 ffma f32" : "cuda sm80 ffma f32, element copies: a row is not 16-byte aligned";
-    case precision::tf32: return aligned ? "cuda sm80 mma tf32" : "cuda sm80 mma tf32, element copies: a row is not 16-byte aligned";
-    case precision::f16: return aligned ? "cuda sm80 mma f16" : "cuda sm80 mma f16, element copies: a row is not 16-byte aligned";
-    case precision::bf16: return aligned ? "cuda sm80 mma bf16" : "cuda sm80 mma bf16, element copies: a row is not 16-byte aligned";
-    case precision::bf16_split: return aligned ? "cuda sm80 mma bf16, split" : "cuda sm80 mma bf16, split, element copies: a row is not 16-byte aligned";
+    case precision::f32:
+      return aligned ? "cuda sm80 ffma f32" : "cuda sm80 ffma f32, element copies: a row is not 16-byte aligned";
+    case precision::tf32:
+      return aligned ? "cuda sm80 mma tf32" : "cuda sm80 mma tf32, element copies: a row is not 16-byte aligned";
+    case precision::f16:
+      return aligned ? "cuda sm80 mma f16" : "cuda sm80 mma f16, element copies: a row is not 16-byte aligned";
+    case precision::bf16:
+      return aligned ? "cuda sm80 mma bf16" : "cuda sm80 mma bf16, element copies: a row is not 16-byte aligned";
+    case precision::bf16_split:
+      return aligned ? "cuda sm80 mma bf16, split"
+                     : "cuda sm80 mma bf16, split, element copies: a row is not 16-byte aligned";
     case precision::f32_split: break;
   }
   return "";
@@ -37,7 +44,8 @@ constexpr char const* label(precision p, bool aligned) {
 
 template <config C>
 constexpr bool check_precision() {
-  static_assert(C.precision != precision::f32_split, "config: precision::f32_split has no CUDA kernel yet; use f32 or tf32");
+  static_assert(C.precision != precision::f32_split,
+                "config: precision::f32_split has no CUDA kernel yet; use f32 or tf32");
   return true;
 }
 
@@ -45,7 +53,9 @@ constexpr bool check_precision() {
 template <config C, tuning T, class F, int I>
 std::size_t partial_bytes(F const& f, extents q) {
   if constexpr (parameter_is_sink<I, F>) return 0;
-  else return sizeof(float) * std::size_t(sm80::parameter_partials(parameter_gradient<I>(f), q, sm80::parameter_kernel<C, T, F, I>::rows));
+  else
+    return sizeof(float) *
+           std::size_t(sm80::parameter_partials(parameter_gradient<I>(f), q, sm80::parameter_kernel<C, T, F, I>::rows));
 }
 
 /// The workspace of a backward: row sums, then the partial sums of one parameter after the other in the same room.
@@ -54,11 +64,14 @@ struct backward_room {
 };
 template <config C, tuning T, class F>
 backward_room backward_layout(extents q, F const& f) {
-  auto const whole = [](std::size_t bytes) { return (bytes + workspace_alignment - 1) / workspace_alignment * workspace_alignment; };
+  auto const whole = [](std::size_t bytes) {
+    return (bytes + workspace_alignment - 1) / workspace_alignment * workspace_alignment;
+  };
   std::size_t most = 0;
   [&]<int... I>(std::integer_sequence<int, I...>) {
     ((most = partial_bytes<C, T, F, I>(f, q) > most ? partial_bytes<C, T, F, I>(f, q) : most), ...);
-  }(std::make_integer_sequence<int, parameter_count<F>>{});
+  }
+  (std::make_integer_sequence<int, parameter_count<F>>{});
   std::size_t const rows = whole(sm80::row_values::bytes(q));
   return {rows, rows + whole(most)};
 }
@@ -157,8 +170,9 @@ status backward(on_cuda on, backward_args<C> const& a, F const& given, workspace
   auto const f = bind(given, lengths);
   gpu::backward_room const room = gpu::backward_layout<C, T>(a.q.size, f);
   if (status s = gpu::check_workspace(scratch, room.bytes); !s) return s;
-  gpu::backward_calls<C, T, bound<F>> const run{on, a, f, sm80::row_values::in(scratch.data, a.q.size),
-                                                reinterpret_cast<float*>(static_cast<std::byte*>(scratch.data) + room.partials)};
+  gpu::backward_calls<C, T, bound<F>> const run{
+      on, a, f, sm80::row_values::in(scratch.data, a.q.size),
+      reinterpret_cast<float*>(static_cast<std::byte*>(scratch.data) + room.partials)};
   status done = run.row_sums();
   if (done) done = run.key_gradients();
   if (done) done = run.query_gradient();

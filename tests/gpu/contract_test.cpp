@@ -15,7 +15,8 @@ inline constexpr config biased = instances::f32_64_bias::c;
 
 template <config C>
 bool same_results(attention_case<C> const& a, attention_case<C> const& b) {
-  return same_bits(a.o, b.o) && same_bits(a.lse, b.lse) && same_bits(a.d_q, b.d_q) && same_bits(a.d_k, b.d_k) && same_bits(a.d_v, b.d_v);
+  return same_bits(a.o, b.o) && same_bits(a.lse, b.lse) && same_bits(a.d_q, b.d_q) && same_bits(a.d_k, b.d_k) &&
+         same_bits(a.d_v, b.d_v);
 }
 
 float const not_a_number = std::nanf("");
@@ -177,9 +178,11 @@ TEST_CASE("sequences of length zero") {
 TEST_CASE("a workspace that is too small is refused with both numbers") {
   attention_case<causal> c({1, 20, 20, 2, 1}, 13);
   device_case<causal> device(c);
-  std::size_t const needed = backward_workspace<causal>(target_of(on_cuda{}), c.q_size, c.k_size, causal_bottom_right{});
+  std::size_t const needed =
+      backward_workspace<causal>(target_of(on_cuda{}), c.q_size, c.k_size, causal_bottom_right{});
   device_memory const scratch(needed);
-  status const s = backward<causal>(on_cuda{}, device.backward_call(), causal_bottom_right{}, {scratch.as<void>(), needed - 1});
+  status const s =
+      backward<causal>(on_cuda{}, device.backward_call(), causal_bottom_right{}, {scratch.as<void>(), needed - 1});
   CHECK(s.code == status_code::bad_workspace);
   CHECK(std::string(s.message()).find(std::to_string(needed)) != std::string::npos);
 }

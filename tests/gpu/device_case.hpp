@@ -40,7 +40,7 @@ class device_memory {
   void check() const {
     std::vector<unsigned char> end(fence);
     check_cuda(cudaMemcpy(end.data(), static_cast<std::byte*>(data_) + bytes_, fence, cudaMemcpyDeviceToHost));
-    for (unsigned char x : end) CHECK(x == 0xff);  // nobody wrote past the end
+    CHECK(std::all_of(end.begin(), end.end(), [](unsigned char x) { return x == 0xff; }));  // nobody wrote past the end
   }
 
  private:
@@ -63,8 +63,9 @@ struct device_case {
   device_memory q, k, v, d_o, d_lse, o, lse, d_q, d_k, d_v;
 
   explicit device_case(attention_case<C>& c)
-      : host(c), q(on_device(c.q)), k(on_device(c.k)), v(on_device(c.v)), d_o(on_device(c.d_o)), d_lse(on_device(c.d_lse)),
-        o(on_device(c.o)), lse(on_device(c.lse)), d_q(on_device(c.d_q)), d_k(on_device(c.d_k)), d_v(on_device(c.d_v)) {}
+      : host(c), q(on_device(c.q)), k(on_device(c.k)), v(on_device(c.v)), d_o(on_device(c.d_o)),
+        d_lse(on_device(c.d_lse)), o(on_device(c.o)), lse(on_device(c.lse)), d_q(on_device(c.d_q)),
+        d_k(on_device(c.d_k)), d_v(on_device(c.d_v)) {}
 
   forward_args<C> forward_call() {
     forward_args<C> a = host.forward_call();
@@ -74,7 +75,8 @@ struct device_case {
   }
   backward_args<C> backward_call() {
     backward_args<C> a = host.backward_call();
-    a.q.data = q.as<E>(), a.k.data = k.as<E>(), a.v.data = v.as<E>(), a.o.data = o.as<E>(), a.lse.data = lse.as<float>();
+    a.q.data = q.as<E>(), a.k.data = k.as<E>(), a.v.data = v.as<E>(), a.o.data = o.as<E>(),
+    a.lse.data = lse.as<float>();
     a.d_o.data = d_o.as<E>(), a.d_lse.data = a.d_lse ? d_lse.as<float>() : nullptr;
     a.d_q.data = d_q.as<G>(), a.d_k.data = d_k.as<G>(), a.d_v.data = d_v.as<G>();
     return a;
@@ -82,7 +84,8 @@ struct device_case {
 
   /// Both directions; returns the statuses' kernels.
   template <class F>
-  std::pair<char const*, char const*> run(F const& f, forward_args<C> const& fwd, backward_args<C> const& bwd, cudaStream_t stream = nullptr) {
+  std::pair<char const*, char const*> run(F const& f, forward_args<C> const& fwd, backward_args<C> const& bwd,
+                                          cudaStream_t stream = nullptr) {
     on_cuda const on{reinterpret_cast<CUstream_st*>(stream)};
     device_memory const room(forward_workspace<C>(target_of(on), host.q_size, host.k_size, f));
     status const s = forward<C>(on, fwd, f, room);

@@ -19,8 +19,10 @@ __global__ void probe_16(float const* a, float const* b, float* c) {
   std::uint32_t fa[4], fb[2];
   float fc[4] = {};
   auto const at = [](float const* x, element e, int columns) { return x[e.row * columns + e.column]; };
-  for (int r = 0; r < 4; ++r) fa[r] = gpu::pack(E{}, at(a, Map::a(lane, 2 * r), Map::k), at(a, Map::a(lane, 2 * r + 1), Map::k));
-  for (int r = 0; r < 2; ++r) fb[r] = gpu::pack(E{}, at(b, Map::b(lane, 2 * r), Map::n), at(b, Map::b(lane, 2 * r + 1), Map::n));
+  for (int r = 0; r < 4; ++r)
+    fa[r] = gpu::pack(E{}, at(a, Map::a(lane, 2 * r), Map::k), at(a, Map::a(lane, 2 * r + 1), Map::k));
+  for (int r = 0; r < 2; ++r)
+    fb[r] = gpu::pack(E{}, at(b, Map::b(lane, 2 * r), Map::n), at(b, Map::b(lane, 2 * r + 1), Map::n));
   gpu::mma_m16n8k16(E{}, fc, fa, fb[0], fb[1]);
   for (int e = 0; e < 4; ++e) c[Map::c(lane, e).row * Map::n + Map::c(lane, e).column] = fc[e];
 }

@@ -93,7 +93,8 @@ inline void draw_parameter(parameter_extents e, float deviation, variant_room& r
   r.values = normal(e.count(), 77, deviation);
   r.gradient.assign(std::size_t(e.count()), std::nanf(""));
 }
-inline std::pair<parameter_view<float const>, parameter_view<float>> views(parameter_extents e, float const* x, float* d) {
+inline std::pair<parameter_view<float const>, parameter_view<float>> views(parameter_extents e, float const* x,
+                                                                           float* d) {
   return {{x, e.batch, e.heads, e.q, e.k}, {d, e.batch, e.heads, e.q, e.k}};
 }
 template <class F>

@@ -112,11 +112,14 @@ constexpr bool feeds_itself() {
 }
 
 template <class Map>
-constexpr bool a_is_bijection = is_bijection([](int l, int e) { return Map::a(l, e); }, Map::lanes, Map::a_elements, Map::m, Map::k);
+constexpr bool a_is_bijection = is_bijection([](int l, int e) { return Map::a(l, e); }, Map::lanes, Map::a_elements,
+                                             Map::m, Map::k);
 template <class Map>
-constexpr bool b_is_bijection = is_bijection([](int l, int e) { return Map::b(l, e); }, Map::lanes, Map::b_elements, Map::k, Map::n);
+constexpr bool b_is_bijection = is_bijection([](int l, int e) { return Map::b(l, e); }, Map::lanes, Map::b_elements,
+                                             Map::k, Map::n);
 template <class Map>
-constexpr bool c_is_bijection = is_bijection([](int l, int e) { return Map::c(l, e); }, Map::lanes, Map::c_elements, Map::m, Map::n);
+constexpr bool c_is_bijection = is_bijection([](int l, int e) { return Map::c(l, e); }, Map::lanes, Map::c_elements,
+                                             Map::m, Map::n);
 
 static_assert(a_is_bijection<m16n8k16> && b_is_bijection<m16n8k16> && c_is_bijection<m16n8k16>);
 static_assert(a_is_bijection<m16n8k8_tf32> && b_is_bijection<m16n8k8_tf32> && c_is_bijection<m16n8k8_tf32>);

@@ -17,6 +17,8 @@ class key_gradient_kernel {
   using op = gpu::operation<C.precision>;
   static constexpr shape_of_tile size = key_gradient_shape<C, T, F>();
   static constexpr int d = C.head_dim, width = width_of<C>(), m = size.m, n = size.columns / 8;
+  /// dK and dV leave no registers for the addresses of a whole row: all of it in one stretch is 1% slower, with spills.
+  static constexpr int unroll = op::unroll < 4 ? op::unroll : 4;
   using key_tile = gpu::shared_tile<E, size.rows, width>;
   using query_tile = gpu::shared_tile<E, size.columns, width>;
   using live_columns = gpu::live_columns<size.warps()>;
@@ -26,17 +28,20 @@ class key_gradient_kernel {
   static constexpr char const* name = "sm80 backward, dK and dV";
   static constexpr int threads = size.threads();
   static constexpr int shared_bytes =
-      fits<2 * key_tile::bytes + size.stages * (2 * query_tile::bytes + row_bytes) + live_columns::bytes>();
+      fits<2 * key_tile::bytes + size.stages*(2 * query_tile::bytes + row_bytes) + live_columns::bytes>();
 
   static_assert(row_padding % size.columns == 0, "tuning: sm80_backward.block_q must divide 128");
   using problem = backward_problem<C, F>;
-  static problem problem_of(backward_args<C> const& a, F const& f, row_values row) { return {a, f, row, size.columns, size.rows}; }
+  static problem problem_of(backward_args<C> const& a, F const& f, row_values row) {
+    return {a, f, row, size.columns, size.rows};
+  }
   static std::int64_t units(problem const& p) { return p.a.k.size.batch * p.a.k.size.heads * p.tiles.k_tiles(); }
 
   __device__ key_gradient_kernel(problem const& p, std::uint32_t shared)
-      : p_(p), k_{shared}, v_{shared + key_tile::bytes}, q_{v_.base + key_tile::bytes},
-        d_o_{q_.base + size.stages * query_tile::bytes}, rows_(d_o_.base + size.stages * query_tile::bytes),
-        live_{rows_ + size.stages * row_bytes} {}
+      : p_(p), k_{shared}, v_{shared + key_tile::bytes}, q_{v_.base + key_tile::bytes}, d_o_{q_.base +
+                                                                                             size.stages *
+                                                                                                 query_tile::bytes},
+        rows_(d_o_.base + size.stages * query_tile::bytes), live_{rows_ + size.stages * row_bytes} {}
 
   __device__ void run(std::int64_t unit) {
     locate(unit);
@@ -65,7 +70,8 @@ class key_gradient_kernel {
   };
   __device__ cursor next(cursor c) const {
     c.i = next_query_tile(p_.f, p_.tiles, b_, c.h, c.i, j_);
-    while (c.i == p_.tiles.q_tiles() && ++c.h < (kv_head_ + 1) * p_.ratio) c.i = next_query_tile(p_.f, p_.tiles, b_, c.h, -1, j_);
+    while (c.i == p_.tiles.q_tiles() && ++c.h < (kv_head_ + 1) * p_.ratio)
+      c.i = next_query_tile(p_.f, p_.tiles, b_, c.h, -1, j_);
     return c;
   }
   __device__ bool done(cursor c) const { return c.h >= (kv_head_ + 1) * p_.ratio; }
@@ -83,8 +89,11 @@ class key_gradient_kernel {
   __device__ void load_keys() const {
     block const t = p_.tiles.tile(b_, 0, 0, j_);
     int const valid = t.k_end - t.k_begin;
-    gpu::copy_rows<threads, d>(k_, p_.a.k.row(b_, t.k_begin, kv_head_), p_.a.k.stride.sequence, valid, p_.aligned_inputs);
-    if (want_k) gpu::copy_rows<threads, d>(v_, p_.a.v.row(b_, t.k_begin, kv_head_), p_.a.v.stride.sequence, valid, p_.aligned_inputs);
+    gpu::copy_rows<threads, d>(k_, p_.a.k.row(b_, t.k_begin, kv_head_), p_.a.k.stride.sequence, valid,
+                               p_.aligned_inputs);
+    if (want_k)
+      gpu::copy_rows<threads, d>(v_, p_.a.v.row(b_, t.k_begin, kv_head_), p_.a.v.stride.sequence, valid,
+                                 p_.aligned_inputs);
     gpu::cp_async_commit();
     if (op::rounds_staged) {
       gpu::cp_async_wait<0>();
@@ -95,8 +104,10 @@ class key_gradient_kernel {
   __device__ void load_queries(cursor at, int stage) const {
     block const t = p_.tiles.tile(b_, at.h, at.i, j_);
     int const valid = t.q_end - t.q_begin;
-    gpu::copy_rows<threads, d>(q_.stage(stage), p_.a.q.row(b_, t.q_begin, at.h), p_.a.q.stride.sequence, valid, p_.aligned_inputs);
-    gpu::copy_rows<threads, d>(d_o_.stage(stage), p_.a.d_o.row(b_, t.q_begin, at.h), p_.a.d_o.stride.sequence, valid, p_.aligned_inputs);
+    gpu::copy_rows<threads, d>(q_.stage(stage), p_.a.q.row(b_, t.q_begin, at.h), p_.a.q.stride.sequence, valid,
+                               p_.aligned_inputs);
+    gpu::copy_rows<threads, d>(d_o_.stage(stage), p_.a.d_o.row(b_, t.q_begin, at.h), p_.a.d_o.stride.sequence, valid,
+                               p_.aligned_inputs);
     std::int64_t const from = p_.row_index(b_, at.h, t.q_begin);
     for (int r = int(threadIdx.x); r < size.columns; r += threads) {
       gpu::cp_async_4(base_address(stage) + r * 4, p_.row.base + from + r);
@@ -129,8 +140,9 @@ class key_gradient_kernel {
     gpu::accumulators<m, n> s, dp;
     raw_scores<F, m, n> raw;
 
-    gpu::multiply_rows<op>(s, k_, row_, q);
-    std::uint32_t const live = gpu::apply_variant<gpu::rows_are::keys>(s, raw.address(), p_.f, tile, row_, c, ragged, p_.scale);
+    gpu::multiply_rows<op, unroll>(s, k_, row_, q);
+    std::uint32_t const live =
+        gpu::apply_variant<gpu::rows_are::keys>(s, raw.address(), p_.f, tile, row_, c, ragged, p_.scale);
     bool const masked = has_mask<F> && c == cover::partial;
     if (masked) {
       live_.publish(live);
@@ -144,7 +156,7 @@ class key_gradient_kernel {
     probabilities(s, stage);
     if (want_v) gpu::multiply_columns<op>(d_v_, s, d_o);
     if constexpr (want_k) {
-      gpu::multiply_rows<op>(dp, v_, row_, d_o);
+      gpu::multiply_rows<op, unroll>(dp, v_, row_, d_o);
       if (masked || ragged) drop_masked(s, dp);
       score_gradients(s, dp, stage);
       if constexpr (has_score<F>) through_score<gpu::rows_are::keys>(dp, raw.s, p_.f, tile, row_);
@@ -166,7 +178,8 @@ class key_gradient_kernel {
     }
   }
   /// dS^T = P^T (dP^T - delta), in place of dP^T.
-  __device__ __forceinline__ void score_gradients(gpu::accumulators<m, n> const& p, gpu::accumulators<m, n>& dp, int stage) const {
+  __device__ __forceinline__ void score_gradients(gpu::accumulators<m, n> const& p, gpu::accumulators<m, n>& dp,
+                                                  int stage) const {
     std::uint32_t const column = delta_address(stage) + (gpu::lane_index_anew() & 3) * 8;
 #pragma unroll
     for (int j = 0; j < n; ++j) {
@@ -185,8 +198,9 @@ class key_gradient_kernel {
       float factor[m][2];
 #pragma unroll
       for (int i = 0; i < m; ++i) factor[i][0] = factor[i][1] = scale;
-      gpu::store_rows<d, G>({to.row(b_, t.k_begin, kv_head_), to.stride.sequence, valid, p_.aligned_outputs, p_.a.accumulate},
-                            row_, from, factor);
+      gpu::store_rows<d, G>(
+          {to.row(b_, t.k_begin, kv_head_), to.stride.sequence, valid, p_.aligned_outputs, p_.a.accumulate}, row_, from,
+          factor);
     };
     if (want_k && p_.a.d_k) put(p_.a.d_k, d_k_, p_.a.scale);
     if (want_v && p_.a.d_v) put(p_.a.d_v, d_v_, 1.f);

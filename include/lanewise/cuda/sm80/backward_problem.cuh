@@ -1,9 +1,9 @@
-// What the kernels of the backward share: the call, the row sums that preprocess.cuh leaves in the workspace, and the step
-// from scores to P and dS.
+// What the kernels of the backward share: the call, the row sums that preprocess.cuh leaves in the workspace, and the
+// step from scores to P and dS.
 //
-// Two kernels, seven products where five are counted: one keeps dK and dV of a key tile and walks queries, the other keeps
-// dQ of a query tile and walks keys. Nothing is shared between blocks, so every sum has one order by construction, and no
-// f32 copy of dQ is needed.
+// Two kernels, seven products where five are counted: one keeps dK and dV of a key tile and walks queries, the other
+// keeps dQ of a query tile and walks keys. Nothing is shared between blocks, so every sum has one order by
+// construction, and no f32 copy of dQ is needed.
 #pragma once
 
 #include "../../schedule.hpp"
@@ -18,7 +18,9 @@ namespace lanewise::sm80 {
 
 /// Rows of a head in the workspace: the sequence rounded up, so that any tile of rows can be read whole.
 inline constexpr std::int64_t row_padding = 128;
-constexpr std::int64_t padded_rows(std::int64_t sequence) { return (sequence + row_padding - 1) / row_padding * row_padding; }
+constexpr std::int64_t padded_rows(std::int64_t sequence) {
+  return (sequence + row_padding - 1) / row_padding * row_padding;
+}
 
 /// [batch][query heads][padded rows], f32.
 struct row_values {
@@ -45,20 +47,23 @@ struct backward_problem {
   bool aligned_inputs, aligned_outputs;
 
   backward_problem(backward_args<C> const& a, F const& f, row_values row, std::int32_t block_q, std::int32_t block_k)
-      : a(a), f(f), scale(gpu::score_scale_of<F>(a.scale)),
-        tiles{std::int32_t(a.q.size.sequence), std::int32_t(a.k.size.sequence), block_q, block_k},
+      : a(a), f(f), scale(gpu::score_scale_of<F>(a.scale)), tiles{std::int32_t(a.q.size.sequence),
+                                                                  std::int32_t(a.k.size.sequence), block_q, block_k},
         ratio(gpu::head_ratio(a.q.size, a.k.size)), rows(padded_rows(a.q.size.sequence)), row(row),
         aligned_inputs(inputs_aligned(a)),
         aligned_outputs(gpu::aligned_to_16(a.d_q) && gpu::aligned_to_16(a.d_k) && gpu::aligned_to_16(a.d_v)) {}
 
   static bool inputs_aligned(backward_args<C> const& a) {
-    return gpu::aligned_to_16(a.q) && gpu::aligned_to_16(a.k) && gpu::aligned_to_16(a.v) && gpu::aligned_to_16(a.o) && gpu::aligned_to_16(a.d_o);
+    return gpu::aligned_to_16(a.q) && gpu::aligned_to_16(a.k) && gpu::aligned_to_16(a.v) && gpu::aligned_to_16(a.o) &&
+           gpu::aligned_to_16(a.d_o);
   }
-  __device__ std::int64_t row_index(std::int64_t b, std::int64_t h, std::int64_t q) const { return (b * a.q.size.heads + h) * rows + q; }
+  __device__ std::int64_t row_index(std::int64_t b, std::int64_t h, std::int64_t q) const {
+    return (b * a.q.size.heads + h) * rows + q;
+  }
 };
 
-/// Pairs of weight 0, the masked ones among them, take no part, whatever dP holds: what a masked row of dO or V contains,
-/// NaN included, ends here.
+/// Pairs of weight 0, the masked ones among them, take no part, whatever dP holds: what a masked row of dO or V
+/// contains, NaN included, ends here.
 template <int m, int n>
 __device__ __forceinline__ void drop_masked(gpu::accumulators<m, n> const& p, gpu::accumulators<m, n>& dp) {
   gpu::for_each_element<m, n>(0, [&](int, int, int i, int j, int e) {
@@ -66,9 +71,11 @@ __device__ __forceinline__ void drop_masked(gpu::accumulators<m, n> const& p, gp
   });
 }
 
-/// dS with respect to the scaled product: the chain rule through the variant's score. dS of a masked pair is 0 and stays.
+/// dS with respect to the scaled product: the chain rule through the variant's score. dS of a masked pair is 0 and
+/// stays.
 template <gpu::rows_are R, int m, int n, class F>
-__device__ __forceinline__ void through_score(gpu::accumulators<m, n>& ds, gpu::accumulators<m, n> const& raw, F const& f, block const& tile, int row) {
+__device__ __forceinline__ void through_score(gpu::accumulators<m, n>& ds, gpu::accumulators<m, n> const& raw,
+                                              F const& f, block const& tile, int row) {
   gpu::for_each_element<m, n>(row, [&](int r, int column, int i, int j, int e) {
     float& x = ds[i][j].x[e];
     if (x != 0.f) x *= score_grad(f, raw[i][j].x[e], gpu::position_in<R>(tile, r, column));
@@ -82,8 +89,7 @@ struct raw_scores {
   __device__ __forceinline__ gpu::accumulators<m, n>* address() { return &s; }
 };
 template <class F, int m, int n>
-  requires(!has_score<F>)
-struct raw_scores<F, m, n> {
+requires(!has_score<F>) struct raw_scores<F, m, n> {
   __device__ __forceinline__ static constexpr gpu::accumulators<m, n>* address() { return nullptr; }
 };
 

@@ -23,11 +23,14 @@ class query_gradient_kernel {
  public:
   static constexpr char const* name = "sm80 backward, dQ";
   static constexpr int threads = size.threads();
-  static constexpr int shared_bytes = fits<2 * query_tile::bytes + size.stages * 2 * key_tile::bytes + live_columns::bytes>();
+  static constexpr int shared_bytes =
+      fits<2 * query_tile::bytes + size.stages * 2 * key_tile::bytes + live_columns::bytes>();
 
   static_assert(row_padding % size.rows == 0, "tuning: sm80_backward.block_q must divide 128");
   using problem = backward_problem<C, F>;
-  static problem problem_of(backward_args<C> const& a, F const& f, row_values row) { return {a, f, row, size.rows, size.columns}; }
+  static problem problem_of(backward_args<C> const& a, F const& f, row_values row) {
+    return {a, f, row, size.rows, size.columns};
+  }
   static std::int64_t units(problem const& p) { return p.a.q.size.batch * p.a.q.size.heads * p.tiles.q_tiles(); }
 
   __device__ query_gradient_kernel(problem const& p, std::uint32_t shared)
@@ -60,16 +63,16 @@ class query_gradient_kernel {
     i_ = tiles - 1 - std::int32_t(unit % tiles);
     b_ = std::int32_t(bh / p_.a.q.size.heads);
     h_ = std::int32_t(bh % p_.a.q.size.heads);
-    row_ = int(threadIdx.x / 32) * 16 * m;
   }
 
   __device__ void load_queries() {
     block const t = p_.tiles.tile(b_, h_, i_, 0);
     int const valid = t.q_end - t.q_begin;
     gpu::copy_rows<threads, d>(q_, p_.a.q.row(b_, t.q_begin, h_), p_.a.q.stride.sequence, valid, p_.aligned_inputs);
-    gpu::copy_rows<threads, d>(d_o_, p_.a.d_o.row(b_, t.q_begin, h_), p_.a.d_o.stride.sequence, valid, p_.aligned_inputs);
+    gpu::copy_rows<threads, d>(d_o_, p_.a.d_o.row(b_, t.q_begin, h_), p_.a.d_o.stride.sequence, valid,
+                               p_.aligned_inputs);
     gpu::cp_async_commit();
-    std::int64_t const from = p_.row_index(b_, h_, t.q_begin + row_ + gpu::lane_index() / 4);
+    std::int64_t const from = p_.row_index(b_, h_, t.q_begin + first_row() + gpu::lane_index() / 4);
 #pragma unroll
     for (int i = 0; i < m; ++i)
 #pragma unroll
@@ -87,8 +90,10 @@ class query_gradient_kernel {
     block const t = p_.tiles.tile(b_, h_, i_, j);
     int const valid = t.k_end - t.k_begin;
     std::int32_t const kv_head = h_ / p_.ratio;
-    gpu::copy_rows<threads, d>(k_.stage(stage), p_.a.k.row(b_, t.k_begin, kv_head), p_.a.k.stride.sequence, valid, p_.aligned_inputs);
-    gpu::copy_rows<threads, d>(v_.stage(stage), p_.a.v.row(b_, t.k_begin, kv_head), p_.a.v.stride.sequence, valid, p_.aligned_inputs);
+    gpu::copy_rows<threads, d>(k_.stage(stage), p_.a.k.row(b_, t.k_begin, kv_head), p_.a.k.stride.sequence, valid,
+                               p_.aligned_inputs);
+    gpu::copy_rows<threads, d>(v_.stage(stage), p_.a.v.row(b_, t.k_begin, kv_head), p_.a.v.stride.sequence, valid,
+                               p_.aligned_inputs);
     gpu::cp_async_commit();
   }
 
@@ -114,8 +119,9 @@ class query_gradient_kernel {
     gpu::accumulators<m, n> s, dp;
     raw_scores<F, m, n> raw;
 
-    gpu::multiply_rows<op>(s, q_, row_, k);
-    std::uint32_t const live = gpu::apply_variant<gpu::rows_are::queries>(s, raw.address(), p_.f, tile, row_, c, ragged, p_.scale);
+    gpu::multiply_rows<op>(s, q_, first_row(), k);
+    std::uint32_t const live =
+        gpu::apply_variant<gpu::rows_are::queries>(s, raw.address(), p_.f, tile, first_row(), c, ragged, p_.scale);
     bool const masked = has_mask<F> && c == cover::partial;
     if (masked) {
       live_.publish(live);
@@ -126,10 +132,10 @@ class query_gradient_kernel {
       }
     }
     probabilities(s);
-    gpu::multiply_rows<op>(dp, d_o_, row_, v);
+    gpu::multiply_rows<op>(dp, d_o_, first_row(), v);
     if (masked || ragged) drop_masked(s, dp);
     score_gradients(s, dp);
-    if constexpr (has_score<F>) through_score<gpu::rows_are::queries>(dp, raw.s, p_.f, tile, row_);
+    if constexpr (has_score<F>) through_score<gpu::rows_are::queries>(dp, raw.s, p_.f, tile, first_row());
     gpu::multiply_columns<op>(d_q_, dp, k);
   }
 
@@ -141,9 +147,8 @@ class query_gradient_kernel {
   }
   /// dS = P (dP - delta), in place of dP.
   __device__ __forceinline__ void score_gradients(gpu::accumulators<m, n> const& p, gpu::accumulators<m, n>& dp) const {
-    gpu::for_each_element<m, n>(0, [&](int, int, int i, int j, int e) {
-      dp[i][j].x[e] = p[i][j].x[e] * (dp[i][j].x[e] - delta_[i][e / 2]);
-    });
+    gpu::for_each_element<m, n>(
+        0, [&](int, int, int i, int j, int e) { dp[i][j].x[e] = p[i][j].x[e] * (dp[i][j].x[e] - delta_[i][e / 2]); });
   }
 
   __device__ __forceinline__ void finish() const {
@@ -151,16 +156,19 @@ class query_gradient_kernel {
     float factor[m][2];
 #pragma unroll
     for (int i = 0; i < m; ++i) factor[i][0] = factor[i][1] = p_.a.scale;
-    gpu::store_rows<d, G>({p_.a.d_q.row(b_, t.q_begin, h_), p_.a.d_q.stride.sequence, t.q_end - t.q_begin, p_.aligned_outputs, p_.a.accumulate},
-                          row_, d_q_, factor);
+    gpu::store_rows<d, G>({p_.a.d_q.row(b_, t.q_begin, h_), p_.a.d_q.stride.sequence, t.q_end - t.q_begin,
+                           p_.aligned_outputs, p_.a.accumulate},
+                          first_row(), d_q_, factor);
   }
+
+  /// The first row of this warp; cheaper to compute again than to keep in a register.
+  __device__ static int first_row() { return gpu::thread_index_anew() / 32 * 16 * m; }
 
   problem const& p_;
   query_tile q_, d_o_;
   key_tile k_, v_;
   live_columns live_;
   std::int32_t i_, b_, h_;
-  int row_;
   float base_[m][2], delta_[m][2];
   gpu::accumulators<m, width / 8> d_q_;
 };

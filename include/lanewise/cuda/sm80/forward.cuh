@@ -1,6 +1,7 @@
 // Flash attention forward on mma.sync (Dao 2023, algorithm 1), sm_80 and later.
 //
-// A block owns one query tile of one (batch, head), a warp 16 m of its rows. For every key tile that the variant visits:
+// A block owns one query tile of one (batch, head), a warp 16 m of its rows. For every key tile that the variant
+// visits:
 //   S = Q K^T,  m' = max(m, S),  P = 2^(S - m'),  l = l 2^(m - m') + rowsum(P),  O = O 2^(m - m') + P V
 // with S and P in registers: the accumulators of the first product are fed to the second. K and V have one buffer each:
 // V arrives during Q K^T, the next K during P V, and a second block on the multiprocessor covers the rest.
@@ -40,7 +41,9 @@ class forward_kernel {
     bool aligned;
   };
   static problem problem_of(forward_args<C> const& a, F const& f) {
-    return {a, f, gpu::score_scale_of<F>(a.scale),
+    return {a,
+            f,
+            gpu::score_scale_of<F>(a.scale),
             {std::int32_t(a.q.size.sequence), std::int32_t(a.k.size.sequence), size.rows, size.columns},
             gpu::head_ratio(a.q.size, a.k.size),
             gpu::aligned_to_16(a.q) && gpu::aligned_to_16(a.k) && gpu::aligned_to_16(a.v) && gpu::aligned_to_16(a.o)};
@@ -48,7 +51,8 @@ class forward_kernel {
   static std::int64_t units(problem const& p) { return p.a.q.size.batch * p.a.q.size.heads * p.tiles.q_tiles(); }
 
   __device__ forward_kernel(problem const& p, std::uint32_t shared)
-      : p_(p), q_{shared}, k_{shared + query_tile::bytes}, v_{k_.base + key_tile::bytes}, live_{v_.base + key_tile::bytes} {}
+      : p_(p), q_{shared}, k_{shared + query_tile::bytes}, v_{k_.base + key_tile::bytes}, live_{v_.base +
+                                                                                                key_tile::bytes} {}
 
   __device__ void run(std::int64_t unit) {
     locate(unit);
@@ -79,11 +83,13 @@ class forward_kernel {
 
   __device__ void load_queries() const {
     block const t = p_.tiles.tile(b_, h_, i_, 0);
-    gpu::copy_rows<threads, d>(q_, p_.a.q.row(b_, t.q_begin, h_), p_.a.q.stride.sequence, t.q_end - t.q_begin, p_.aligned);
+    gpu::copy_rows<threads, d>(q_, p_.a.q.row(b_, t.q_begin, h_), p_.a.q.stride.sequence, t.q_end - t.q_begin,
+                               p_.aligned);
   }
   __device__ void load_keys(view<E const> const& from, key_tile to, std::int32_t j) const {
     block const t = p_.tiles.tile(b_, h_, i_, j);
-    gpu::copy_rows<threads, d>(to, from.row(b_, t.k_begin, h_ / p_.ratio), from.stride.sequence, t.k_end - t.k_begin, p_.aligned);
+    gpu::copy_rows<threads, d>(to, from.row(b_, t.k_begin, h_ / p_.ratio), from.stride.sequence, t.k_end - t.k_begin,
+                               p_.aligned);
     gpu::cp_async_commit();
   }
 
@@ -100,7 +106,8 @@ class forward_kernel {
     __syncthreads();
     load_keys(p_.a.v, v_, j);
     gpu::multiply_rows<op>(s, q_, row_, k_);
-    std::uint32_t const live = gpu::apply_variant<gpu::rows_are::queries>(s, no_raw, p_.f, tile, row_, c, ragged, p_.scale);
+    std::uint32_t const live =
+        gpu::apply_variant<gpu::rows_are::queries>(s, no_raw, p_.f, tile, row_, c, ragged, p_.scale);
     bool const masked = has_mask<F> && c == cover::partial;
     if (masked) live_.publish(live);
 
@@ -134,7 +141,8 @@ class forward_kernel {
         if (p_.a.lse && row < valid && gpu::lane_index() % 4 == 0)
           *p_.a.lse.row(b_, t.q_begin + row, h_) = softmax::lse_of(max, l, C.empty_lse);
       }
-    gpu::store_rows<d, E>({p_.a.o.row(b_, t.q_begin, h_), p_.a.o.stride.sequence, valid, p_.aligned, false}, row_, o_, factor);
+    gpu::store_rows<d, E>({p_.a.o.row(b_, t.q_begin, h_), p_.a.o.stride.sequence, valid, p_.aligned, false}, row_, o_,
+                          factor);
   }
 
   static constexpr gpu::accumulators<m, n>* no_raw = nullptr;

@@ -1,9 +1,9 @@
 // Gradients of a variant's parameters (bias, slopes, sink logits), each sum in one fixed order.
 //
 // A parameter over [batch, head, q, k] with broadcast dimensions gets d_p = sum over them of dS d(score)/d(p), dS being
-// P (dP - delta). A block owns one query tile and, where the parameter has a k, one key tile; it walks what the parameter
-// shares in ascending order and recomputes S and dP. Where the parameter has no q the sums of the query tiles go to the
-// workspace and a second kernel adds them in order, so that there is a block for every query tile.
+// P (dP - delta). A block owns one query tile and, where the parameter has a k, one key tile; it walks what the
+// parameter shares in ascending order and recomputes S and dP. Where the parameter has no q the sums of the query tiles
+// go to the workspace and a second kernel adds them in order, so that there is a block for every query tile.
 //   d_logit = - sum over rows of P_sink delta                                                        for a sink
 #pragma once
 
@@ -42,7 +42,8 @@ class parameter_kernel {
 
  public:
   static constexpr int threads = 2 * rows;
-  static constexpr int shared_bytes = fits<2 * query_tile::bytes + (key_tile::bytes > sum_bytes ? key_tile::bytes : sum_bytes)>();
+  static constexpr int shared_bytes =
+      fits<2 * query_tile::bytes + (key_tile::bytes > sum_bytes ? key_tile::bytes : sum_bytes)>();
 
   struct problem : backward_problem<C, F> {
     parameter_view<float> to;
@@ -60,10 +61,12 @@ class parameter_kernel {
   __device__ void run(std::int64_t unit) {
     std::int32_t const key_tiles = p_.tiles.k_tiles(), own = p_.to.size[3] == 1 ? 1 : key_tiles;
     std::int32_t const pj = std::int32_t(unit % own), i = std::int32_t(unit / own % p_.tiles.q_tiles());
-    std::int64_t const ph = unit / own / p_.tiles.q_tiles() % p_.to.size[1], pb = unit / own / p_.tiles.q_tiles() / p_.to.size[1];
+    std::int64_t const ph = unit / own / p_.tiles.q_tiles() % p_.to.size[1],
+                       pb = unit / own / p_.tiles.q_tiles() / p_.to.size[1];
     row_ = int(threadIdx.x / 32) * 16;
     gpu::clear<1, n>(sum_);
-    index_range const bs = shared_by(p_.to.size[0], pb, p_.a.q.size.batch), hs = shared_by(p_.to.size[1], ph, p_.a.q.size.heads);
+    index_range const bs = shared_by(p_.to.size[0], pb, p_.a.q.size.batch),
+                      hs = shared_by(p_.to.size[1], ph, p_.a.q.size.heads);
     index_range const js = p_.to.size[3] == 1 ? index_range{0, key_tiles} : index_range{pj, pj + 1};
     for (std::int32_t b = bs.begin; b < bs.end; ++b)
       for (std::int32_t h = hs.begin; h < hs.end; ++h) head(b, h, i, js);
@@ -78,13 +81,16 @@ class parameter_kernel {
       block const tile = p_.tiles.tile(b, h, i, j);
       cover const c = cover_of(p_.f, tile);
       if (c == cover::empty) continue;
-      if (!loaded) load(q_, p_.a.q, b, tile.q_begin, h, tile.q_end - tile.q_begin), load(d_o_, p_.a.d_o, b, tile.q_begin, h, tile.q_end - tile.q_begin);
+      if (!loaded)
+        load(q_, p_.a.q, b, tile.q_begin, h, tile.q_end - tile.q_begin),
+            load(d_o_, p_.a.d_o, b, tile.q_begin, h, tile.q_end - tile.q_begin);
       loaded = true;
       add_tile(tile, c);
     }
   }
   template <class Tile>
-  __device__ void load(Tile to, view<E const> const& from, std::int32_t b, std::int32_t s, std::int32_t h, int valid) const {
+  __device__ void load(Tile to, view<E const> const& from, std::int32_t b, std::int32_t s, std::int32_t h,
+                       int valid) const {
     gpu::copy_rows<threads, d>(to, from.row(b, s, h), from.stride.sequence, valid, p_.aligned_inputs);
     gpu::cp_async_commit();
     gpu::cp_async_wait<0>();
@@ -109,7 +115,8 @@ class parameter_kernel {
       float const prob = gpu::exp2_approximate(fmaf(s[0][j].x[e], p_.scale.factor, -p_.row.base[at]));
       float const ds = prob * (dp[0][j].x[e] - p_.row.delta[at]);
       if (ds != 0.f)
-        sum_[0][j].x[e] += ds * parameter_factor<I>(p_.f, raw[0][j].x[e], gpu::position_in<gpu::rows_are::queries>(tile, row, column));
+        sum_[0][j].x[e] +=
+            ds * parameter_factor<I>(p_.f, raw[0][j].x[e], gpu::position_in<gpu::rows_are::queries>(tile, row, column));
     });
   }
 
@@ -159,13 +166,15 @@ struct parameter_sum_kernel {
     if (x >= count) return;
     float total = 0.f;
     for (std::int64_t i = 0; i < p_.tiles; ++i) total += p_.partial[i * count + x];
-    gpu::store_element(&p_.to.at(x / p_.to.size[3] / p_.to.size[1], x / p_.to.size[3] % p_.to.size[1], 0, x % p_.to.size[3]), total, p_.accumulate);
+    gpu::store_element(
+        &p_.to.at(x / p_.to.size[3] / p_.to.size[1], x / p_.to.size[3] % p_.to.size[1], 0, x % p_.to.size[3]), total,
+        p_.accumulate);
   }
   problem const& p_;
 };
 
-/// The gradient of a sink's logit. A block owns one element of the parameter; thread x adds rows x, x + 256, ... and the
-/// threads' sums are added as a tree.
+/// The gradient of a sink's logit. A block owns one element of the parameter; thread x adds rows x, x + 256, ... and
+/// the threads' sums are added as a tree.
 template <config C, class F, int I>
 class sink_kernel {
  public:
@@ -173,14 +182,17 @@ class sink_kernel {
   static constexpr int threads = 256, shared_bytes = threads * int(sizeof(float));
   struct problem : backward_problem<C, F> {
     parameter_view<float> to;
-    problem(backward_args<C> const& a, F const& f, row_values row) : backward_problem<C, F>(a, f, row, 1, 1), to(parameter_gradient<I>(f)) {}
+    problem(backward_args<C> const& a, F const& f, row_values row)
+        : backward_problem<C, F>(a, f, row, 1, 1), to(parameter_gradient<I>(f)) {}
   };
   static std::int64_t units(problem const& p) { return p.to.size[0] * p.to.size[1] * p.to.size[2]; }
 
   __device__ sink_kernel(problem const& p, std::uint32_t shared) : p_(p), sums_(shared) {}
   __device__ void run(std::int64_t unit) const {
-    std::int64_t const pq = unit % p_.to.size[2], ph = unit / p_.to.size[2] % p_.to.size[1], pb = unit / p_.to.size[2] / p_.to.size[1];
-    index_range const bs = shared_by(p_.to.size[0], pb, p_.a.q.size.batch), hs = shared_by(p_.to.size[1], ph, p_.a.q.size.heads);
+    std::int64_t const pq = unit % p_.to.size[2], ph = unit / p_.to.size[2] % p_.to.size[1],
+                       pb = unit / p_.to.size[2] / p_.to.size[1];
+    index_range const bs = shared_by(p_.to.size[0], pb, p_.a.q.size.batch),
+                      hs = shared_by(p_.to.size[1], ph, p_.a.q.size.heads);
     index_range const qs = shared_by(p_.to.size[2], pq, p_.a.q.size.sequence);
     float sum = 0.f;
     for (std::int32_t b = bs.begin; b < bs.end; ++b)

@@ -52,16 +52,23 @@ class preprocess_kernel {
 #pragma unroll
       for (int i = 0; i < chunk; ++i) {
         float const value = to_float(x[i]);
-        if (value != 0.f) sum = fmaf(value, to_float(y[i]), sum);
+        if (value != 0.f) sum = fmaf(value, as_operand(to_float(y[i])), sum);
       }
     }
     return sum;
+  }
+  /// dO as dP = dO V^T sees it. With both rounded alike, dP - delta keeps its bits where one key has all the weight.
+  __device__ static float as_operand(float x) {
+    if constexpr (gpu::operation<C.precision>::rounds_staged)
+      return bit_cast<float>(gpu::round_to_tf32(x) & 0xffffe000u);
+    else return x;
   }
   __device__ void load(E (&to)[chunk], E const* from) const {
     constexpr int per_load = 16 / int(sizeof(E));
     if (p_.aligned) {
 #pragma unroll
-      for (int i = 0; i < chunk; i += per_load) *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<uint4 const*>(from + i);
+      for (int i = 0; i < chunk; i += per_load)
+        *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<uint4 const*>(from + i);
     } else {
 #pragma unroll
       for (int i = 0; i < chunk; ++i) to[i] = from[i];

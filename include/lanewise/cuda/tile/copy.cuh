@@ -39,7 +39,8 @@ __device__ __forceinline__ void copy_rows(Tile to, E const* from, std::int64_t s
 #pragma unroll 1
     for (int c = thread; c < chunks; c += threads) {
       int const row = c / Tile::per_row, column = c % Tile::per_row;
-      copy_chunk_by_element(to.address(row, column), from + row * stride + column * Tile::chunk, row < valid && in_row(column));
+      copy_chunk_by_element(to.address(row, column), from + row * stride + column * Tile::chunk,
+                            row < valid && in_row(column));
     }
     return;
   }

@@ -1,4 +1,5 @@
-// The two products that attention is made of, by one warp. `m` counts 16-row tiles of the warp, `n` 8-column tiles of C.
+// The two products that attention is made of, by one warp. `m` counts 16-row tiles of the warp, `n` 8-column tiles of
+// C.
 #pragma once
 
 #include "operation.cuh"
@@ -16,13 +17,14 @@ __device__ __forceinline__ void clear(accumulators<m, n>& c) {
     for (int j = 0; j < n; ++j) c[i][j] = {};
 }
 
-/// C = A B^T: rows row ... row + 16 m of tile `a` times every row of tile `b`.
-template <class Op, int m, int n, class TileA, class TileB>
+/// C = A B^T: rows row ... row + 16 m of tile `a` times every row of tile `b`. `unroll` steps of K are one stretch of
+/// code, whose addresses and operands the compiler holds in registers.
+template <class Op, int unroll = Op::unroll, int m, int n, class TileA, class TileB>
 __device__ __forceinline__ void multiply_rows(accumulators<m, n>& c, TileA a, int row, TileB b) {
   static_assert(n * 8 == TileB::rows && n % 2 == 0 && TileA::width == TileB::width);
   int const lane = lane_index_anew();
   clear<m, n>(c);
-#pragma unroll
+#pragma unroll unroll
   for (int k = 0; k < TileA::width; k += Op::k) {
     typename Op::a_fragment fa[m];
 #pragma unroll
@@ -36,8 +38,9 @@ __device__ __forceinline__ void multiply_rows(accumulators<m, n>& c, TileA a, in
   }
 }
 
-/// C += P B: accumulators `p` fed as A, all rows of tile `b` as K. Where the operation promotes its sums, the product over
-/// the tile is formed apart and added to C in f32: the tensor core's adder truncates, which over K = 8192 costs 3e-5.
+/// C += P B: accumulators `p` fed as A, all rows of tile `b` as K. Where the operation promotes its sums, the product
+/// over the tile is formed apart and added to C in f32: the tensor core's adder truncates, which over K = 8192 costs
+/// 3e-5.
 template <class Op, int m, int n, int kn, class Tile>
 __device__ __forceinline__ void multiply_columns(accumulators<m, n>& c, accumulators<m, kn> const& p, Tile b) {
   static_assert(kn * 8 == Tile::rows && n * 8 == Tile::width && n % 2 == 0);

@@ -1,5 +1,6 @@
-// One struct per precision: what an operand fragment is, how it is loaded from a shared tile, how an accumulator becomes
-// one, and the multiply-add. Kernels and gemm.cuh know nothing else about a precision; a new one is a new struct here.
+// One struct per precision: what an operand fragment is, how it is loaded from a shared tile, how an accumulator
+// becomes one, and the multiply-add. Kernels and gemm.cuh know nothing else about a precision; a new one is a new
+// struct here.
 //
 //   a_fragment   16 rows of A for one step of K           load_a(lane, tile, row, k)
 //   b_fragment   16 columns of B for one step of K        load_b_rows(lane, tile, n, k):    tile holds B^T, [n][k]
@@ -42,6 +43,7 @@ struct operation_16_bit {
   using element = E;
   using map = lane_maps::m16n8k16;
   static constexpr int k = map::k, c_tiles = map::c_tiles_per_a;
+  static constexpr int unroll = 16;             ///< steps of K in one stretch of code: all of them
   static constexpr bool promotes_sums = false;  ///< sums over tiles stay in the tensor core's accumulator
   static constexpr bool rounds_staged = false;  ///< shared tiles hold the operand as it is in memory
   struct a_fragment {
@@ -88,8 +90,8 @@ struct operation<precision::bf16> : operation_16_bit<bf16> {};
 template <>
 struct operation<precision::f16> : operation_16_bit<f16> {};
 
-/// bf16 storage; P and dS in two bf16 limbs, high = round(x), low = round(x - high): 16 bits of mantissa where the inputs
-/// have 8. The small product goes first. Long sums leave the tensor core once a tile, whose adder truncates.
+/// bf16 storage; P and dS in two bf16 limbs, high = round(x), low = round(x - high): 16 bits of mantissa where the
+/// inputs have 8. The small product goes first. Long sums leave the tensor core once a tile, whose adder truncates.
 template <>
 struct operation<precision::bf16_split> : operation_16_bit<bf16> {
   static constexpr bool promotes_sums = true;
@@ -123,7 +125,7 @@ template <>
 struct operation<precision::tf32> {
   using element = float;
   using map = lane_maps::m16n8k8_tf32;
-  static constexpr int k = map::k, c_tiles = map::c_tiles_per_a;
+  static constexpr int k = map::k, c_tiles = map::c_tiles_per_a, unroll = 32;
   static constexpr bool promotes_sums = false, rounds_staged = true;
   struct a_fragment {
     std::uint32_t r[4];
@@ -177,7 +179,8 @@ struct operation<precision::tf32> {
 template <>
 struct operation<precision::f32> {
   using element = float;
-  static constexpr int k = 8, c_tiles = 1;
+  static constexpr int k = 8, c_tiles = 1,
+                       unroll = 2;  ///< with more, loads run ahead of 48 registers of operands and spill
   static constexpr bool promotes_sums = false, rounds_staged = false;
   struct a_fragment {
     float x[2][8];  ///< rows g and g + 8

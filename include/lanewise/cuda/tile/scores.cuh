@@ -1,8 +1,8 @@
 // The variant on a tile of scores held in accumulators: score, then mask. The lane map gives each element its (row,
 // column), the tile its (query, key); which of them is a row is the kernel's choice, S (queries) or S^T (keys).
 //
-// A masked pair becomes -infinity, decided on the mask alone. A row of the streamed operand (a column here) that no row of
-// the tile may see is reported dead, so that what it holds, NaN included, can be zeroed before it meets a product.
+// A masked pair becomes -infinity, decided on the mask alone. A row of the streamed operand (a column here) that no row
+// of the tile may see is reported dead, so that what it holds, NaN included, can be zeroed before it meets a product.
 #pragma once
 
 #include "../../variant.hpp"
@@ -28,7 +28,8 @@ __device__ __forceinline__ void for_each_element(int row, Visit const& visit) {
 #pragma unroll
     for (int j = 0; j < n; ++j)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) visit(row + 16 * i + c_map::c(lane, e).row, 8 * j + c_map::c(lane, e).column, i, j, e);
+      for (int e = 0; e < 4; ++e)
+        visit(row + 16 * i + c_map::c(lane, e).row, 8 * j + c_map::c(lane, e).column, i, j, e);
 }
 
 /// How q.k becomes the exponent of a power of two: x = `before` q.k, through the variant's score, times `factor`.
@@ -43,11 +44,13 @@ constexpr score_scale score_scale_of(float scale) {
   return c > 0.f ? score_scale{1.f, c} : score_scale{c, 1.f};
 }
 
-/// Scores of one tile, ready for the exponent. `raw`, where given, receives scale q.k as a score's grad wants it. Returns
-/// this lane's live columns (bit 2 j + c: column 8 j + 2 t + c of the tile), all ones unless the mask was asked.
+/// Scores of one tile, ready for the exponent. `raw`, where given, receives scale q.k as a score's grad wants it.
+/// Returns this lane's live columns (bit 2 j + c: column 8 j + 2 t + c of the tile), all ones unless the mask was
+/// asked.
 template <rows_are R, int m, int n, class F>
 __device__ __forceinline__ std::uint32_t apply_variant(accumulators<m, n>& s, accumulators<m, n>* raw, F const& f,
-                                                       block const& tile, int row, cover c, bool ragged, score_scale scale) {
+                                                       block const& tile, int row, cover c, bool ragged,
+                                                       score_scale scale) {
   static_assert(n <= 16, "a lane's columns fit one word");
   if (!has_score<F> && scale.before != 1.f)
     for_each_element<m, n>(0, [&](int, int, int i, int j, int e) { s[i][j].x[e] *= scale.before; });

@@ -29,7 +29,9 @@ struct shared_tile {
   __device__ shared_tile stage(int index) const { return {base + std::uint32_t(index * bytes)}; }
 };
 
-__device__ __forceinline__ std::uint32_t shared_address(void const* p) { return std::uint32_t(__cvta_generic_to_shared(p)); }
+__device__ __forceinline__ std::uint32_t shared_address(void const* p) {
+  return std::uint32_t(__cvta_generic_to_shared(p));
+}
 
 /// threadIdx.x, hidden from the optimiser: what is computed from it is not kept in registers across a loop.
 __device__ __forceinline__ int thread_index_anew() {
@@ -50,10 +52,14 @@ __device__ __forceinline__ float2 load_shared_2(std::uint32_t address) {
 }
 __device__ __forceinline__ float4 load_shared_4(std::uint32_t address) {
   float4 x;
-  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(address) : "memory");
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(address)
+               : "memory");
   return x;
 }
-__device__ __forceinline__ void store_shared_4(std::uint32_t address, std::uint32_t x, std::uint32_t y, std::uint32_t z, std::uint32_t w) {
+__device__ __forceinline__ void store_shared_4(std::uint32_t address, std::uint32_t x, std::uint32_t y, std::uint32_t z,
+                                               std::uint32_t w) {
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 __device__ __forceinline__ std::uint32_t load_shared_word(std::uint32_t address) {

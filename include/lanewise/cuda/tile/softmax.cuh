@@ -1,5 +1,5 @@
-// The running softmax on accumulators, one warp's rows: the rules of softmax.hpp with row reductions over the four lanes
-// that share a row.
+// The running softmax on accumulators, one warp's rows: the rules of softmax.hpp with row reductions over the four
+// lanes that share a row.
 #pragma once
 
 #include "../../softmax.hpp"
@@ -21,8 +21,8 @@ __device__ __forceinline__ float row_sum(float x) {
 template <int m>
 struct running_softmax {
   float maximum[m][2], sum[m][2];
-  /// The base of the exponent is raised only when some row of the warp would exceed 2^8 times it: the sum and the output
-  /// carry the same factor, so results differ only in rounding, and most rescales are saved.
+  /// The base of the exponent is raised only when some row of the warp would exceed 2^8 times it: the sum and the
+  /// output carry the same factor, so results differ only in rounding, and most rescales are saved.
   static constexpr float slack = 8.f;
 
   __device__ __forceinline__ void start() {

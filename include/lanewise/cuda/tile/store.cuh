@@ -40,7 +40,8 @@ __device__ __forceinline__ void store_element(E* to, float x, bool accumulate) {
 
 /// Rows row, row + 8, ... of this warp, each times factor[i][half]; columns below head_dim.
 template <int head_dim, class E, int m, int n>
-__device__ __forceinline__ void store_rows(row_target<E> to, int row, accumulators<m, n> const& c, float const (&factor)[m][2]) {
+__device__ __forceinline__ void store_rows(row_target<E> to, int row, accumulators<m, n> const& c,
+                                           float const (&factor)[m][2]) {
   int const g = lane_index() / 4, t = lane_index() & 3;
 #pragma unroll
   for (int i = 0; i < m; ++i)
@@ -55,9 +56,11 @@ __device__ __forceinline__ void store_rows(row_target<E> to, int row, accumulato
           for (int j = 0; j < n; j += 4) {
             std::uint32_t w[4];
 #pragma unroll
-            for (int x = 0; x < 4; ++x) w[x] = pack(E{}, c[i][j + x].x[2 * half] * scale, c[i][j + x].x[2 * half + 1] * scale);
+            for (int x = 0; x < 4; ++x)
+              w[x] = pack(E{}, c[i][j + x].x[2 * half] * scale, c[i][j + x].x[2 * half + 1] * scale);
             transpose_quad(w);
-            if (r < to.valid && (j + t) * 8 < head_dim) *reinterpret_cast<uint4*>(line + (j + t) * 8) = {w[0], w[1], w[2], w[3]};
+            if (r < to.valid && (j + t) * 8 < head_dim)
+              *reinterpret_cast<uint4*>(line + (j + t) * 8) = {w[0], w[1], w[2], w[3]};
           }
         }
       } else if (r < to.valid) {
