@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """lanewise beside PyTorch's flash attention on a GPU, bf16 forward and deterministic backward, in one process.
 
-  ninja -C BUILD bench/liblanewise_cuda_peers.so
-  bench/cuda_peers.py BUILD/bench/liblanewise_cuda_peers.so [--json OUT] [--commit NAME]
+  nvcc -std=c++20 -O3 -gencode=arch=compute_90,code=sm_90 -Iinclude -shared -Xcompiler -fPIC \\
+    bench/cuda_peers_library.cu -o cuda_peers.so
+  bench/cuda_peers.py cuda_peers.so [--json OUT] [--commit NAME]
 
 needs torch. Every row has 16384 tokens and heads x head_dim = 2048. Both read the same tensors, [batch, sequence, heads,
 head_dim] in memory. Runs alternate within every repetition, in an order drawn anew each time, each between two events and
