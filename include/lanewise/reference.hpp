@@ -49,9 +49,11 @@ struct arithmetic {
 
 inline constexpr arithmetic exact{};
 
+/// bf16_split carries P and dS in two limbs: they are not rounded to bf16.
 template <config C>
-inline constexpr arithmetic same_precision{number::f32, number_of<element<C>>, number_of<element<C>>,
-                                           number_of<gradient<C>>};
+inline constexpr arithmetic same_precision{
+    number::f32, C.precision == precision::bf16_split ? number::f32 : number_of<element<C>>, number_of<element<C>>,
+    number_of<gradient<C>>};
 
 /// One call. T is the storage type of the inputs: float, bf16, f16, or double (for finite differences).
 template <class T>

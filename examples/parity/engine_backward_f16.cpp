@@ -1,0 +1,10 @@
+#include "engine_instance.hpp"
+
+namespace parity {
+
+template lanewise::status backward_of<lanewise::precision::f16, lanewise::gradient_type::storage>(problem const&, outputs&,
+                                                                                           lanewise::on_cpu, any_mask const&);
+template lanewise::status backward_of<lanewise::precision::f16, lanewise::gradient_type::storage>(problem const&, outputs&,
+                                                                                           lanewise::on_cpu, any_variant const&);
+
+}  // namespace parity
