@@ -72,6 +72,11 @@ class forward_kernel {
       block const tile = tiles_.tile(rows.batch, rows.head, i, j);
       cover const c = cover_of(f_, tile);
       if (c == cover::empty) continue;
+      if (tile.k_end < tiles_.k) {  // the next tile's rows arrive while this one is worked on
+        int const next = std::int32_t(tiles_.k - tile.k_end) < bk ? tiles_.k - tile.k_end : bk;
+        prefetch(a_.k, tile.batch, tile.k_end, tile.head / ratio_, next);
+        prefetch(a_.v, tile.batch, tile.k_end, tile.head / ratio_, next);
+      }
       key_tile(tile, c, first, r);
       first = false;
     }

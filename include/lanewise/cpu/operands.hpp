@@ -28,6 +28,17 @@ rows_of<float> stage(micro_kernels const& run, view<E const> const& x, std::int6
   return {room, padded(d)};
 }
 
+/// Asks for `count` rows early. Rows of [B, S, H, D] lie a page or half a page apart, where the processor foresees
+/// nothing.
+template <class E>
+void prefetch(view<E const> const& x, std::int64_t b, std::int64_t s, std::int64_t h, int count) {
+  for (int i = 0; i < count; ++i) {
+    char const* const row = reinterpret_cast<char const*>(x.row(b, s + i, h));
+    for (std::int64_t at = 0; at < x.size.head_dim * std::int64_t(sizeof(E)); at += 64)
+      __builtin_prefetch(row + at, 0, 2);
+  }
+}
+
 /// `rows` with those that are not live zeroed, copied to `room` unless every row is.
 inline rows_of<float> without_dead(rows_of<float> rows, int count, int d, bool const* live, float* room) {
   int dead = 0;
