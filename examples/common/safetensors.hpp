@@ -2,7 +2,8 @@
 //
 // Format (huggingface/safetensors): 8 bytes little-endian header length N, N bytes of JSON
 //   {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, "__metadata__": {"key": "value"}}
-// then the data; offsets count from its first byte, and the tensors cover it without gap or overlap. Little-endian hosts.
+// then the data; offsets count from its first byte, and the tensors cover it without gap or overlap. Little-endian
+// hosts.
 #pragma once
 
 #include <fcntl.h>
@@ -188,7 +189,8 @@ inline file read(std::filesystem::path const& path) {
   if (!in || std::filesystem::is_directory(path))
     throw std::runtime_error(name + ": cannot open: " + (errno ? std::strerror(errno) : "not a regular file"));
   std::uint64_t const total = std::uint64_t(in.tellg());
-  if (total < 8) throw std::runtime_error(name + ": " + std::to_string(total) + " bytes; the header length alone takes 8");
+  if (total < 8)
+    throw std::runtime_error(name + ": " + std::to_string(total) + " bytes; the header length alone takes 8");
   std::uint64_t header_bytes = 0;
   in.seekg(0).read(reinterpret_cast<char*>(&header_bytes), 8);
   if (header_bytes > total - 8)
@@ -224,7 +226,9 @@ inline file read(std::filesystem::path const& path) {
     tensor t{std::move(e.dtype), std::move(e.shape), std::vector<std::byte>(e.end - e.begin)};
     in.seekg(std::streamoff(8 + header_bytes + e.begin));
     in.read(reinterpret_cast<char*>(t.data.data()), std::streamsize(t.data.size()));
-    if (!in) throw std::runtime_error(name + ": tensor '" + e.name + "': cannot read its " + std::to_string(t.data.size()) + " bytes");
+    if (!in)
+      throw std::runtime_error(name + ": tensor '" + e.name + "': cannot read its " + std::to_string(t.data.size()) +
+                               " bytes");
     result.tensors.emplace(e.name, std::move(t));
   }
   return result;
@@ -263,7 +267,8 @@ inline void write(std::filesystem::path const& path, file const& f) {
     try {
       detail::write_all(out.fd, &header_bytes, 8, part);
       detail::write_all(out.fd, text.data(), text.size(), part);
-      for (auto const* named : order) detail::write_all(out.fd, named->second.data.data(), named->second.data.size(), part);
+      for (auto const* named : order)
+        detail::write_all(out.fd, named->second.data.data(), named->second.data.size(), part);
       if (::fsync(out.fd) != 0) detail::fail_errno("sync", part);
     } catch (...) {
       ::unlink(part.c_str());
@@ -301,8 +306,10 @@ tensor make(std::vector<std::int64_t> shape, std::vector<T> const& values) {
 /// The elements of a tensor whose dtype is T's.
 template <class T>
 std::vector<T> values(tensor const& t) {
-  static_assert(!std::is_same_v<T, bool>, "read BOOL with numbers<std::uint8_t>: vector<bool> has no elements to copy to");
-  if (t.dtype != dtype_of<T>()) throw std::runtime_error("tensor of " + t.dtype + " " + detail::text_of(t.shape) + " read as " + dtype_of<T>());
+  static_assert(!std::is_same_v<T, bool>,
+                "read BOOL with numbers<std::uint8_t>: vector<bool> has no elements to copy to");
+  if (t.dtype != dtype_of<T>())
+    throw std::runtime_error("tensor of " + t.dtype + " " + detail::text_of(t.shape) + " read as " + dtype_of<T>());
   std::vector<T> r(t.data.size() / sizeof(T));
   if (!r.empty()) std::memcpy(r.data(), t.data.data(), t.data.size());
   return r;

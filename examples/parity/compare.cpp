@@ -1,3 +1,4 @@
+// Errors in the Frobenius norm, and the bars that they are held to.
 #include "compare.hpp"
 
 #include <algorithm>
@@ -61,8 +62,8 @@ char const* name_of(verdict v) {
   return "unknown";
 }
 
-measured compare(std::string const& tensor, extents size, std::vector<double> const& got, std::vector<double> const& exact,
-                 std::vector<double> const* rounded, number type, bool is_gradient) {
+measured compare(std::string const& tensor, extents size, std::vector<double> const& got,
+                 std::vector<double> const& exact, std::vector<double> const* rounded, number type, bool is_gradient) {
   measured m;
   m.tensor = tensor;
   m.relative = relative_error(got, exact);
@@ -85,8 +86,8 @@ bool needs_rounded(problem const& p) {
   return p.storage() != number::f32 || (p.backward() && (p.slope.gradient || p.bias.gradient || p.logit.gradient));
 }
 
-measured compare_parameter(problem const& p, std::string const& tensor, parameter const& x, std::vector<double> const& exact,
-                           std::vector<double> const& rounded) {
+measured compare_parameter(problem const& p, std::string const& tensor, parameter const& x,
+                           std::vector<double> const& exact, std::vector<double> const& rounded) {
   std::vector<double> got(x.gradient->begin(), x.gradient->end());
   if (p.accumulate)
     for (double& e : got) e -= parameter_prior;
@@ -124,7 +125,8 @@ std::vector<measured> compare(problem const& p, outputs const& out, lanewise::re
 
 std::string header_of_rows() {
   char text[160];
-  std::snprintf(text, sizeof text, "%-14s %12s %12s %12s  %-24s %s", "tensor", "max abs", "relative", "bar", "worst at", "result");
+  std::snprintf(text, sizeof text, "%-14s %12s %12s %12s  %-24s %s", "tensor", "max abs", "relative", "bar", "worst at",
+                "result");
   return text;
 }
 
@@ -132,8 +134,8 @@ std::string row_of(measured const& m) {
   char where[64], text[200];
   std::snprintf(where, sizeof where, "[%lld, %lld, %lld, %lld]", (long long)m.worst[0], (long long)m.worst[1],
                 (long long)m.worst[2], (long long)m.worst[3]);
-  std::snprintf(text, sizeof text, "%-14s %12.3e %12.3e %12.3e  %-24s %s", m.tensor.c_str(), m.max_abs, m.relative, m.bar, where,
-                name_of(m.result));
+  std::snprintf(text, sizeof text, "%-14s %12.3e %12.3e %12.3e  %-24s %s", m.tensor.c_str(), m.max_abs, m.relative,
+                m.bar, where, name_of(m.result));
   return text;
 }
 

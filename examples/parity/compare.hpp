@@ -35,12 +35,12 @@ std::vector<measured> compare(problem const& p, outputs const& out, lanewise::re
 
 /// The gradient of a parameter is a long sum whose terms cancel (softmax's d_s add up to nothing along a row), so its
 /// error is measured in f32 too: twice the f32 reference's plus 2 eps where that is more than the f32 bar.
-measured compare_parameter(problem const& p, std::string const& tensor, parameter const& x, std::vector<double> const& exact,
-                           std::vector<double> const& rounded);
+measured compare_parameter(problem const& p, std::string const& tensor, parameter const& x,
+                           std::vector<double> const& exact, std::vector<double> const& rounded);
 
 /// One tensor by itself, with the fixed bar where `rounded` is null; `is_gradient` makes a zero reference vacuous.
-measured compare(std::string const& tensor, extents size, std::vector<double> const& got, std::vector<double> const& exact,
-                 std::vector<double> const* rounded, number type, bool is_gradient);
+measured compare(std::string const& tensor, extents size, std::vector<double> const& got,
+                 std::vector<double> const& exact, std::vector<double> const* rounded, number type, bool is_gradient);
 
 std::string header_of_rows();
 std::string row_of(measured const& m);

@@ -1,10 +1,15 @@
+// The engine's f16 backward with f16 gradients, an instance a head dim and variant.
 #include "engine_instance.hpp"
 
 namespace parity {
 
-template lanewise::status backward_of<lanewise::precision::f16, lanewise::gradient_type::storage>(problem const&, outputs&,
-                                                                                           lanewise::on_cpu, any_mask const&);
-template lanewise::status backward_of<lanewise::precision::f16, lanewise::gradient_type::storage>(problem const&, outputs&,
-                                                                                           lanewise::on_cpu, any_variant const&);
+template lanewise::status backward_of<lanewise::precision::f16, lanewise::gradient_type::storage>(problem const&,
+                                                                                                  outputs&,
+                                                                                                  lanewise::on_cpu,
+                                                                                                  any_mask const&);
+template lanewise::status backward_of<lanewise::precision::f16, lanewise::gradient_type::storage>(problem const&,
+                                                                                                  outputs&,
+                                                                                                  lanewise::on_cpu,
+                                                                                                  any_variant const&);
 
 }  // namespace parity

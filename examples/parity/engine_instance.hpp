@@ -11,10 +11,11 @@ lanewise::status forward_of(problem const& p, outputs& out, lanewise::on_cpu on,
     if (p.empty_lse == lanewise::empty_lse::zero)
       return call_forward<lanewise::config{.head_dim = D, .precision = P}>(p, out, on, f);
     if constexpr (D == 64)
-      return call_forward<lanewise::config{.head_dim = D, .precision = P, .empty_lse = lanewise::empty_lse::minus_infinity}>(
-          p, out, on, f);
+      return call_forward<lanewise::config{
+          .head_dim = D, .precision = P, .empty_lse = lanewise::empty_lse::minus_infinity}>(p, out, on, f);
     else
-      return lanewise::fail(lanewise::status_code::unsupported, "parity has empty_lse minus_infinity at head dim 64 only, not ", D);
+      return lanewise::fail(lanewise::status_code::unsupported,
+                            "parity has empty_lse minus_infinity at head dim 64 only, not ", D);
   });
 }
 

@@ -38,7 +38,8 @@ measured const* worst_of(case_result const& r) {
   measured const* worst = nullptr;
   for (measured const& m : r.rows) {
     bool const bad = m.result != verdict::pass, worse = !worst || !(m.relative / m.bar <= worst->relative / worst->bar);
-    if (!worst || (bad && worst->result == verdict::pass) || (bad == (worst->result != verdict::pass) && worse)) worst = &m;
+    if (!worst || (bad && worst->result == verdict::pass) || (bad == (worst->result != verdict::pass) && worse))
+      worst = &m;
   }
   return worst;
 }
@@ -76,7 +77,8 @@ std::vector<case_result> run_meta_cases(grid_options const& o, std::uint64_t see
   std::vector<case_result> all;
   grid_options silent = o;
   silent.upstream = 0;
-  all.push_back(meta("a zero upstream gradient is vacuous", sizes, run_case(c, silent, seed).result() == verdict::vacuous,
+  all.push_back(meta("a zero upstream gradient is vacuous", sizes,
+                     run_case(c, silent, seed).result() == verdict::vacuous,
                      "a case whose gradients are all zero was not reported as vacuous"));
   grid_options plain = o;
   plain.upstream = 1;
@@ -86,20 +88,25 @@ std::vector<case_result> run_meta_cases(grid_options const& o, std::uint64_t see
   auto const failed = [](std::vector<measured> const& rows) {
     return std::any_of(rows.begin(), rows.end(), [](measured const& m) { return m.result == verdict::fail; });
   };
-  all.push_back(meta("heads mapped h % Hkv are noticed", sizes, failed(compare(p, out, expanded_reference(p, o.threads, true), {})),
+  all.push_back(meta("heads mapped h % Hkv are noticed", sizes,
+                     failed(compare(p, out, expanded_reference(p, o.threads, true), {})),
                      "a reference that maps query head h to key head h % Hkv agrees"));
   auto r = exact_reference(p, o.threads);
   r.d_k[r.d_k.size() / 2] += 1e-3;
-  all.push_back(meta("one element off by 0.001 is noticed", sizes, failed(compare(p, out, r, {})), "one wrong element of dk was not noticed"));
+  all.push_back(meta("one element off by 0.001 is noticed", sizes, failed(compare(p, out, r, {})),
+                     "one wrong element of dk was not noticed"));
   return all;
 }
 
 int run_grid(grid_options const& o) {
   auto const start = std::chrono::steady_clock::now();
-  std::printf("parity grid on the CPU, %d threads; q, k, v, d_o %s, seed %llu + case; loss = sum(O * W), upstream gradient %g\n", o.threads,
-              name_of(o.distribution), (unsigned long long)o.seed, o.upstream);
+  std::printf(
+      "parity grid on the CPU, %d threads; q, k, v, d_o %s, seed %llu + case; loss = sum(O * W), upstream gradient "
+      "%g\n",
+      o.threads, name_of(o.distribution), (unsigned long long)o.seed, o.upstream);
   std::printf("each row: the tensor nearest to its bar, ||x - r|| / ||r|| against f64\n");
-  std::printf("%-44s %-34s %-13s %9s %9s %7s %6s\n", "case", "B  Hq/Hkv   Sq    Sk     D  type", "worst", "relative", "bar", "of bar", "s");
+  std::printf("%-44s %-34s %-13s %9s %9s %7s %6s\n", "case", "B  Hq/Hkv   Sq    Sk     D  type", "worst", "relative",
+              "bar", "of bar", "s");
   totals sum;
   std::uint64_t seed = o.seed * 1000003;
   auto const wanted = [&](std::string const& name) { return o.only.empty() || name.find(o.only) != std::string::npos; };
@@ -121,7 +128,8 @@ int run_grid(grid_options const& o) {
   double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (sum.worst_f32 > 0) std::printf("largest f32 error %.2e (%s)\n", sum.worst_f32, sum.where_f32.c_str());
   if (sum.worst_ratio > 0)
-    std::printf("largest error against the same-precision reference's %.3f (%s)\n", sum.worst_ratio, sum.where_ratio.c_str());
+    std::printf("largest error against the same-precision reference's %.3f (%s)\n", sum.worst_ratio,
+                sum.where_ratio.c_str());
   std::printf("%d passed, %d failed, %d skipped in %.0f s\n", sum.passed, sum.failed, sum.skipped, seconds);
   if (sum.passed + sum.failed == 0) throw std::runtime_error("no case ran: nothing matches --case " + o.only);
   return sum.failed;

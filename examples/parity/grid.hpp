@@ -13,12 +13,12 @@ namespace parity {
 
 /// How the tensors of a case lie in memory. All but `dense` must give the bits that `dense` gives.
 enum class placement {
-  dense,        ///< [B, S, H, D] each
-  heads_first,  ///< [B, H, S, D], as PyTorch's attention takes them
+  dense,           ///< [B, S, H, D] each
+  heads_first,     ///< [B, H, S, D], as PyTorch's attention takes them
   sequence_first,  ///< [S, B, H, D]
-  interleaved,  ///< q, k, v slices of one [B, S, 3, H, D] buffer
-  padded,       ///< rows 24 elements longer than head_dim, NaN between them, first element off by one
-  broadcast     ///< k and v the same for every batch element, by stride 0
+  interleaved,     ///< q, k, v slices of one [B, S, 3, H, D] buffer
+  padded,          ///< rows 24 elements longer than head_dim, NaN between them, first element off by one
+  broadcast        ///< k and v the same for every batch element, by stride 0
 };
 char const* name_of(placement p);
 
@@ -46,12 +46,12 @@ struct grid_case {
 std::vector<grid_case> grid_cases();
 
 struct grid_options {
-  bool quick = false;                ///< leave out the cases of more than quick_limit pair products
-  double upstream = 1;               ///< gradient of the loss; 0 makes every case vacuous
+  bool quick = false;   ///< leave out the cases of more than quick_limit pair products
+  double upstream = 1;  ///< gradient of the loss; 0 makes every case vacuous
   parity::distribution distribution = distribution::normal;
   std::uint64_t seed = 1;
   int threads = 1;
-  std::string only{};                ///< cases whose name contains this
+  std::string only{};  ///< cases whose name contains this
 };
 /// B Hq Sq Sk D of a quick case at most.
 inline constexpr double quick_limit = 1.7e8;

@@ -22,7 +22,8 @@ struct visibility {
 
 visibility visibility_of(problem const& p) {
   extents const q = p.q.size, k = p.k.size;
-  auto const mask = lanewise::bind(p.variant.mask(), {std::int32_t(q.batch), std::int32_t(q.heads), std::int32_t(q.sequence), std::int32_t(k.sequence)});
+  auto const mask = lanewise::bind(p.variant.mask(), {std::int32_t(q.batch), std::int32_t(q.heads),
+                                                      std::int32_t(q.sequence), std::int32_t(k.sequence)});
   visibility v{std::vector<bool>(q.batch * q.sequence), std::vector<bool>(k.batch * k.sequence)};
   for (std::int32_t b = 0; b < q.batch; ++b)
     for (std::int32_t i = 0; i < q.sequence; ++i)
@@ -45,10 +46,13 @@ void poison(array const& x, std::vector<bool> const& live) {
 }
 
 /// Every element of a dead row equals `value` exactly.
-void require_dead(array const& x, std::vector<bool> const& live, double value, char const* name, std::vector<std::string>& faults) {
+void require_dead(array const& x, std::vector<bool> const& live, double value, char const* name,
+                  std::vector<std::string>& faults) {
   std::int64_t wrong = 0;
   each_dead(x, live, [&](auto b, auto s, auto h, auto d) { wrong += at(x, b, s, h, d) != value; });
-  if (wrong > 0) faults.push_back(std::string(name) + ": " + std::to_string(wrong) + " elements of dead rows are not " + std::to_string(value));
+  if (wrong > 0)
+    faults.push_back(std::string(name) + ": " + std::to_string(wrong) + " elements of dead rows are not " +
+                     std::to_string(value));
 }
 
 array place(number type, extents size, placement how) {
@@ -57,7 +61,8 @@ array place(number type, extents size, placement how) {
     case placement::sequence_first: return make(type, size, "sbhd");
     case placement::padded: {
       std::int64_t const row = size.head_dim + 24;
-      return make(type, size, {size.sequence * size.heads * row, size.heads * row, row, 1}, size.batch * size.sequence * size.heads * row + 1, 1);
+      return make(type, size, {size.sequence * size.heads * row, size.heads * row, row, 1},
+                  size.batch * size.sequence * size.heads * row + 1, 1);
     }
     case placement::broadcast: {
       array x = make(type, {1, size.sequence, size.heads, size.head_dim});
@@ -88,7 +93,8 @@ outputs place_outputs(problem const& p, placement how) {
   if (how == placement::dense || how == placement::broadcast) return make_outputs(p);
   if (how == placement::interleaved) {
     outputs out = make_outputs(p);
-    array whole = make(p.gradient_storage(), {p.q.size.batch, p.q.size.sequence, 3 * p.q.size.heads, p.q.size.head_dim});
+    array whole =
+        make(p.gradient_storage(), {p.q.size.batch, p.q.size.sequence, 3 * p.q.size.heads, p.q.size.head_dim});
     whole.size.heads = p.q.size.heads;
     out.d_q = out.d_k = out.d_v = whole;
     out.d_k.offset = p.q.size.heads * p.q.size.head_dim, out.d_v.offset = 2 * out.d_k.offset;
@@ -129,26 +135,33 @@ problem dense_of(problem p) {
 }
 
 void require_same(outputs const& x, outputs const& y, std::string const& when, std::vector<std::string>& faults) {
-  std::pair<char const*, bool> const equal[] = {{"o", same_bits(x.o, y.o)}, {"lse", same_bits(x.lse, y.lse)}, {"dq", same_bits(x.d_q, y.d_q)},
-                                                {"dk", same_bits(x.d_k, y.d_k)}, {"dv", same_bits(x.d_v, y.d_v)}};
+  std::pair<char const*, bool> const equal[] = {{"o", same_bits(x.o, y.o)},
+                                                {"lse", same_bits(x.lse, y.lse)},
+                                                {"dq", same_bits(x.d_q, y.d_q)},
+                                                {"dk", same_bits(x.d_k, y.d_k)},
+                                                {"dv", same_bits(x.d_v, y.d_v)}};
   for (auto const& [name, same] : equal)
     if (!same) faults.push_back(std::string(name) + " has other bits " + when);
 }
 
 void prepare_parameters(problem const& p) {
   for (parameter const* x : {&p.slope, &p.bias, &p.logit})
-    if (x->gradient) x->gradient->assign(x->gradient->size(), p.accumulate ? parameter_prior : std::numeric_limits<float>::quiet_NaN());
+    if (x->gradient)
+      x->gradient->assign(x->gradient->size(),
+                          p.accumulate ? parameter_prior : std::numeric_limits<float>::quiet_NaN());
 }
 
 double work_of(dimensions const& d) { return double(d.batch) * d.heads * d.q * d.k * d.head_dim; }
 
 /// Bits that must not depend on the number of threads, nor on strides.
-void check_bits(grid_case const& c, problem const& p, outputs const& out, outputs const& prior, grid_options const& o, std::vector<std::string>& faults) {
+void check_bits(grid_case const& c, problem const& p, outputs const& out, outputs const& prior, grid_options const& o,
+                std::vector<std::string>& faults) {
   auto const rerun = [&](problem const& again, placement how, int threads) {
     lanewise::thread_pool pool(threads);
     outputs r = place_outputs(again, how);
     if (c.accumulate)
-      for (auto [to, from] : {std::pair{&r.d_q, &prior.d_q}, {&r.d_k, &prior.d_k}, {&r.d_v, &prior.d_v}}) *to = converted(*from, from->type);
+      for (auto [to, from] : {std::pair{&r.d_q, &prior.d_q}, {&r.d_k, &prior.d_k}, {&r.d_v, &prior.d_v}})
+        *to = converted(*from, from->type);
     prepare_parameters(again);
     run(again, r, {pool, c.isa});
     return r;
@@ -161,11 +174,13 @@ void check_bits(grid_case const& c, problem const& p, outputs const& out, output
   };
   auto const before = gradients();
   int const other = o.threads == 1 ? 3 : 1;
-  require_same(out, rerun(p, c.accumulate ? placement::dense : c.placement, other), "with " + std::to_string(other) + " threads", faults);
+  require_same(out, rerun(p, c.accumulate ? placement::dense : c.placement, other),
+               "with " + std::to_string(other) + " threads", faults);
   auto const after = gradients();
   if (std::memcmp(before.data(), after.data(), before.size() * sizeof(float)) != 0)
     faults.push_back("parameter gradients have other bits with " + std::to_string(other) + " threads");
-  if (c.placement != placement::dense) require_same(out, rerun(dense_of(p), placement::dense, o.threads), "with dense tensors", faults);
+  if (c.placement != placement::dense)
+    require_same(out, rerun(dense_of(p), placement::dense, o.threads), "with dense tensors", faults);
 }
 
 }  // namespace
@@ -184,8 +199,9 @@ char const* name_of(placement p) {
 
 std::string text_of(dimensions const& d, lanewise::precision p, lanewise::gradient_type g) {
   char text[96];
-  std::snprintf(text, sizeof text, "%lld %3lld/%-3lld %5lld %5lld %4d  %s%s", (long long)d.batch, (long long)d.heads, (long long)d.kv_heads,
-                (long long)d.q, (long long)d.k, d.head_dim, name_of(p), g == lanewise::gradient_type::f32 ? ">f32" : "");
+  std::snprintf(text, sizeof text, "%lld %3lld/%-3lld %5lld %5lld %4d  %s%s", (long long)d.batch, (long long)d.heads,
+                (long long)d.kv_heads, (long long)d.q, (long long)d.k, d.head_dim, name_of(p),
+                g == lanewise::gradient_type::f32 ? ">f32" : "");
   return text;
 }
 
@@ -224,7 +240,8 @@ array expanded(array const& x, std::int64_t heads, bool wrong) {
   for (std::int64_t b = 0; b < size.batch; ++b)
     for (std::int64_t s = 0; s < size.sequence; ++s)
       for (std::int64_t h = 0; h < heads; ++h)
-        for (std::int64_t d = 0; d < size.head_dim; ++d) set(r, b, s, h, d, at(x, b, s, wrong ? h % x.size.heads : h / ratio, d));
+        for (std::int64_t d = 0; d < size.head_dim; ++d)
+          set(r, b, s, h, d, at(x, b, s, wrong ? h % x.size.heads : h / ratio, d));
   return r;
 }
 
@@ -287,7 +304,9 @@ case_result run_case(grid_case const& c, grid_options const& o, std::uint64_t se
     require_dead(out.d_k, live.key, 0, "dk", r.faults), require_dead(out.d_v, live.key, 0, "dv", r.faults);
   }
   if (!p.variant.sink.on)
-    require_dead(out.lse, live.row, c.empty_lse == lanewise::empty_lse::zero ? 0 : -std::numeric_limits<double>::infinity(), "lse", r.faults);
+    require_dead(out.lse, live.row,
+                 c.empty_lse == lanewise::empty_lse::zero ? 0 : -std::numeric_limits<double>::infinity(), "lse",
+                 r.faults);
   if (work_of(c.size) <= 2e9) check_bits(c, p, out, prior, o, r.faults);
   r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return r;

@@ -34,7 +34,8 @@ change windowed() {
 /// Batch element b keeps the first 7/8, 6/8, ... of its keys.
 std::vector<std::int32_t> lengths_of(problem const& p) {
   std::vector<std::int32_t> r;
-  for (std::int64_t b = 0; b < p.k.size.batch; ++b) r.push_back(std::int32_t(p.k.size.sequence * std::max<std::int64_t>(7 - b, 1) / 8));
+  for (std::int64_t b = 0; b < p.k.size.batch; ++b)
+    r.push_back(std::int32_t(p.k.size.sequence * std::max<std::int64_t>(7 - b, 1) / 8));
   return r;
 }
 
@@ -75,7 +76,8 @@ change bottom_right() {
 /// Five documents, one of them empty, and some positions at the end in none.
 change documents() {
   return [](problem& p) {
-    for (auto [table, length] : {std::pair{&p.masks->documents_q, p.q.size.sequence}, {&p.masks->documents_k, p.k.size.sequence}}) {
+    for (auto [table, length] :
+         {std::pair{&p.masks->documents_q, p.q.size.sequence}, {&p.masks->documents_k, p.k.size.sequence}}) {
       std::int32_t const n = std::int32_t(length);
       *table = {0, n / 9, n / 3, n / 3, n * 2 / 3, n - 3};
     }
@@ -95,7 +97,8 @@ change softcap(float cap) {
 change biased(std::int64_t b, std::int64_t h, std::int64_t q, std::int64_t k) {
   return [=](problem& p) {
     auto const extent = [](std::int64_t want, std::int64_t all) { return want == 0 ? all : want; };
-    p.bias = parameter(extent(b, p.q.size.batch), extent(h, p.q.size.heads), extent(q, p.q.size.sequence), extent(k, p.k.size.sequence), true);
+    p.bias = parameter(extent(b, p.q.size.batch), extent(h, p.q.size.heads), extent(q, p.q.size.sequence),
+                       extent(k, p.k.size.sequence), true);
     fill_parameter(p.bias, 101, 1);
     p.variant.bias = {true, {p.bias.values(), p.bias.gradients()}};
   };
@@ -104,8 +107,11 @@ change biased(std::int64_t b, std::int64_t h, std::int64_t q, std::int64_t k) {
 change alibi_of(bool align_right) {
   return [=](problem& p) {
     p.slope = parameter(1, p.q.size.heads, 1, 1, true);
-    for (std::int64_t h = 0; h < p.q.size.heads; ++h) (*p.slope.value)[h] = std::exp2(-8.f * float(h + 1) / float(p.q.size.heads));
-    p.variant.alibi = {true, {p.slope.values(), p.slope.gradients(), align_right ? std::int32_t(p.k.size.sequence - p.q.size.sequence) : 0}};
+    for (std::int64_t h = 0; h < p.q.size.heads; ++h)
+      (*p.slope.value)[h] = std::exp2(-8.f * float(h + 1) / float(p.q.size.heads));
+    p.variant.alibi = {
+        true,
+        {p.slope.values(), p.slope.gradients(), align_right ? std::int32_t(p.k.size.sequence - p.q.size.sequence) : 0}};
   };
 }
 
@@ -164,7 +170,8 @@ void classic(list& l) {
   }
   l.add("heads x keys x batch 60,064", {4, 32, 8, 64, 1877, 64}, f32);
   for (std::int64_t batch : {1, 2, 3})
-    for (std::int64_t ratio : {1, 2, 4, 8}) l.add("grouped heads", {batch, 16, 16 / ratio, 65, 97, 40}, f32, bottom_right()).expanded = true;
+    for (std::int64_t ratio : {1, 2, 4, 8})
+      l.add("grouped heads", {batch, 16, 16 / ratio, 65, 97, 40}, f32, bottom_right()).expanded = true;
 }
 
 void masks(list& l) {
@@ -178,10 +185,16 @@ void masks(list& l) {
     l.add("documents, cross", {1, 8, 4, 150, 300, 64}, type, documents()).dead_keys = true;
     l.add("window and padding", {7, 8, 2, 300, 300, 64}, type, both(windowed(), padded())).dead_rows = true;
   }
-  l.add("one side of a window", {1, 4, 4, 200, 200, 32}, precision::f32, [](problem& p) { p.variant.window = {true, {17, INT32_MAX}}; });
-  l.add("diagonal", {1, 4, 4, 70, 70, 32}, precision::f32, [](problem& p) { p.variant.window = {true, {0, 0}}; }).d_lse = true;  // else dS is 0
-  l.add("empty rows for merging", {2, 8, 2, 200, 131, 64}, precision::f32, bottom_right()).empty_lse = lanewise::empty_lse::minus_infinity;
-  l.add("empty rows for merging", {2, 8, 2, 200, 131, 64}, precision::f16, bottom_right()).empty_lse = lanewise::empty_lse::minus_infinity;
+  l.add("one side of a window", {1, 4, 4, 200, 200, 32}, precision::f32, [](problem& p) {
+    p.variant.window = {true, {17, INT32_MAX}};
+  });
+  l.add("diagonal", {1, 4, 4, 70, 70, 32}, precision::f32, [](problem& p) {
+     p.variant.window = {true, {0, 0}};
+   }).d_lse = true;  // else dS is 0
+  l.add("empty rows for merging", {2, 8, 2, 200, 131, 64}, precision::f32, bottom_right()).empty_lse =
+      lanewise::empty_lse::minus_infinity;
+  l.add("empty rows for merging", {2, 8, 2, 200, 131, 64}, precision::f16, bottom_right()).empty_lse =
+      lanewise::empty_lse::minus_infinity;
 }
 
 void scores(list& l) {
@@ -197,10 +210,12 @@ void scores(list& l) {
   l.add("alibi", {2, 8, 2, 200, 200, 64}, f32, both(alibi_of(false), top_left()));
   l.add("alibi bottom right", {2, 8, 2, 129, 200, 64}, f32, both(alibi_of(true), bottom_right()));
   l.add("sink, dead rows", {2, 8, 2, 129, 200, 64}, f32, both(sink(1), rows_dead())).dead_rows = true;
-  change const everything = both(both(both(softcap(3), alibi_of(true)), both(biased(0, 1, 0, 0), sink(0))), both(bottom_right(), windowed()));
+  change const everything =
+      both(both(both(softcap(3), alibi_of(true)), both(biased(0, 1, 0, 0), sink(0))), both(bottom_right(), windowed()));
   for (precision type : {f32, precision::bf16}) {
     l.add("softcap, alibi, bias, sink, causal, window", {2, 8, 2, 150, 200, 64}, type, everything).d_lse = true;
-    l.add("softcap, alibi, bias, sink, causal, window", {1, 4, 1, 200, 200, 128}, type, both(everything, padded())).accumulate = true;
+    l.add("softcap, alibi, bias, sink, causal, window", {1, 4, 1, 200, 200, 128}, type, both(everything, padded()))
+        .accumulate = true;
   }
 }
 
@@ -210,12 +225,14 @@ void all_head_dims(list& l) {
     for (gradient_type gradient : {gradient_type::storage, gradient_type::f32})
       for (int d : compiled_head_dims(type, gradient)) {
         if (type == precision::f32 && gradient == gradient_type::f32) continue;
-        l.add("head dim", {1, 4, 2, 100, 133, d}, type, type == precision::f16 ? softcap(5) : bottom_right()).gradient = gradient;
+        l.add("head dim", {1, 4, 2, 100, 133, d}, type, type == precision::f16 ? softcap(5) : bottom_right()).gradient =
+            gradient;
       }
 }
 
 void memory(list& l) {
-  for (placement where : {placement::heads_first, placement::sequence_first, placement::interleaved, placement::padded, placement::broadcast})
+  for (placement where : {placement::heads_first, placement::sequence_first, placement::interleaved, placement::padded,
+                          placement::broadcast})
     for (precision type : {precision::f32, precision::bf16}) {
       std::int64_t const k = where == placement::interleaved ? 100 : 133, kv = where == placement::interleaved ? 4 : 2;
       l.add(std::string("strides: ") + name_of(where), {2, 4, kv, 100, k, 72}, type, bottom_right()).placement = where;
@@ -224,13 +241,18 @@ void memory(list& l) {
     for (auto gradient : {lanewise::gradient_type::storage, lanewise::gradient_type::f32}) {
       if (type == precision::f32 && gradient == lanewise::gradient_type::f32) continue;
       for (bool accumulate : {false, true}) {
-        grid_case& c = l.add(accumulate ? "gradients added, d_lse" : "gradients, d_lse", {2, 8, 2, 129, 200, 64}, type, windowed());
+        grid_case& c = l.add(accumulate ? "gradients added, d_lse" : "gradients, d_lse", {2, 8, 2, 129, 200, 64}, type,
+                             windowed());
         c.gradient = gradient, c.accumulate = accumulate, c.d_lse = true;
       }
     }
-  for (auto [isa, name] : {std::pair{lanewise::cpu_isa::portable, "portable"}, {lanewise::cpu_isa::avx2, "avx2"}, {lanewise::cpu_isa::avx512, "avx512"}})
+  for (auto [isa, name] : {std::pair{lanewise::cpu_isa::portable, "portable"},
+                           {lanewise::cpu_isa::avx2, "avx2"},
+                           {lanewise::cpu_isa::avx512, "avx512"}})
     for (precision type : {precision::f32, precision::bf16, precision::f16})
-      for (int d : {64, 120}) l.add(std::string("instructions: ") + name, {1, 4, 2, 100, 133, d}, type, both(bottom_right(), windowed())).isa = isa;
+      for (int d : {64, 120})
+        l.add(std::string("instructions: ") + name, {1, 4, 2, 100, 133, d}, type, both(bottom_right(), windowed()))
+            .isa = isa;
   for (dimensions size : {dimensions{2, 4, 2, 0, 7, 64}, {2, 4, 2, 7, 0, 64}, {0, 4, 2, 5, 7, 64}, {2, 0, 0, 5, 7, 64}})
     l.add("nothing to do", size, precision::f32).zero = true;
   l.add("one query, one key", {1, 1, 1, 1, 1, 64}, precision::f32).d_lse = true;

@@ -1,3 +1,4 @@
+// Picks the instance of the engine, or of the reference, that a problem needs.
 #include "problem.hpp"
 
 #include <algorithm>
@@ -35,8 +36,13 @@ void run_stored(problem const& p, outputs& out, lanewise::on_cpu on) {
 
 template <class T>
 lanewise::reference::result reference_stored(problem const& p, lanewise::reference::arithmetic how, int threads) {
-  lanewise::reference::problem<T> const in{.q = p.q.as<T>(), .k = p.k.as<T>(), .v = p.v.as<T>(), .d_o = p.d_o.as<T>(),
-                                           .d_lse = p.d_lse.as<float>(), .scale = p.scale, .empty_lse = p.empty_lse,
+  lanewise::reference::problem<T> const in{.q = p.q.as<T>(),
+                                           .k = p.k.as<T>(),
+                                           .v = p.v.as<T>(),
+                                           .d_o = p.d_o.as<T>(),
+                                           .d_lse = p.d_lse.as<float>(),
+                                           .scale = p.scale,
+                                           .empty_lse = p.empty_lse,
                                            .threads = threads};
   return with_variant(p.variant, [&](auto const& f) { return lanewise::reference::attention(in, f, how); });
 }
@@ -78,8 +84,8 @@ void run(problem const& p, outputs& out, lanewise::on_cpu on) {
   if (std::find(compiled.begin(), compiled.end(), p.q.size.head_dim) == compiled.end()) {
     std::string text = "parity is compiled for head dims";
     for (int d : compiled) (text += ' ') += std::to_string(d);
-    throw std::runtime_error(text + " with precision " + name_of(p.precision) + ", not " + std::to_string(p.q.size.head_dim) +
-                             "; examples/parity/engine.hpp has the list");
+    throw std::runtime_error(text + " with precision " + name_of(p.precision) + ", not " +
+                             std::to_string(p.q.size.head_dim) + "; examples/parity/engine.hpp has the list");
   }
   switch (p.precision) {
     case precision::bf16: return run_stored<precision::bf16>(p, out, on);

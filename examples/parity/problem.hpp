@@ -24,7 +24,8 @@ struct parameter {
   parameter() = default;
   parameter(std::int64_t b, std::int64_t h, std::int64_t q, std::int64_t k, bool with_gradient)
       : size{b, h, q, k}, value(std::make_shared<std::vector<float>>(b * h * q * k)) {
-    if (with_gradient) gradient = std::make_shared<std::vector<float>>(b * h * q * k, std::numeric_limits<float>::quiet_NaN());
+    if (with_gradient)
+      gradient = std::make_shared<std::vector<float>>(b * h * q * k, std::numeric_limits<float>::quiet_NaN());
   }
   explicit operator bool() const { return value != nullptr; }
   lanewise::parameter_view<float const> values() const { return {value->data(), size[0], size[1], size[2], size[3]}; }

@@ -1,3 +1,4 @@
+// From a command line and a safetensors file to a problem, and back to a file.
 #include "request.hpp"
 
 #include <algorithm>
@@ -19,7 +20,8 @@ std::map<std::string, std::string> layouts_of(std::string const& text) {
   std::istringstream parts(text);
   for (std::string part; std::getline(parts, part, ',');) {
     auto const equals = part.find('=');
-    if (equals == std::string::npos) throw std::runtime_error("--layout: '" + part + "' is not NAME=ORDER, as in q=bhsd");
+    if (equals == std::string::npos)
+      throw std::runtime_error("--layout: '" + part + "' is not NAME=ORDER, as in q=bhsd");
     std::string const name = part.substr(0, equals);
     if (std::string_view(" q k v d_o d_lse o lse dq dk dv ").find(" " + name + " ") == std::string_view::npos)
       throw std::runtime_error("--layout: '" + name + "' is none of q k v d_o d_lse o lse dq dk dv");
@@ -51,7 +53,10 @@ array array_of(safetensors::file const& f, std::string const& name, std::string 
   x.size = {1, 1, 1, 1};
   for (std::size_t i = 0; i < dimensions; ++i) {
     char const letter = order[i];
-    (letter == 'b' ? x.size.batch : letter == 's' ? x.size.sequence : letter == 'h' ? x.size.heads : x.size.head_dim) = t.shape[i];
+    (letter == 'b'   ? x.size.batch
+     : letter == 's' ? x.size.sequence
+     : letter == 'h' ? x.size.heads
+                     : x.size.head_dim) = t.shape[i];
   }
   x.stride = strides_of(x.size, order);
   x.bytes = std::make_shared<std::vector<std::byte>>(t.data);
@@ -59,15 +64,18 @@ array array_of(safetensors::file const& f, std::string const& name, std::string 
   return x;
 }
 
-std::vector<std::int32_t> integers(safetensors::file const& f, std::string const& name, std::vector<std::int64_t> const& shape) {
+std::vector<std::int32_t> integers(safetensors::file const& f, std::string const& name,
+                                   std::vector<std::int64_t> const& shape) {
   safetensors::tensor const& t = safetensors::at(f, name);
   std::string const whose = f.path.string() + ": tensor '" + name + "' " + shape_of(t);
   if (t.dtype != "I32" && t.dtype != "I64" && t.dtype != "U8" && t.dtype != "BOOL")
     throw std::runtime_error(whose + ": dtype " + t.dtype + " is no integer type");
-  if (!shape.empty() && t.shape != shape) throw std::runtime_error(whose + ": expected " + safetensors::detail::text_of(shape));
+  if (!shape.empty() && t.shape != shape)
+    throw std::runtime_error(whose + ": expected " + safetensors::detail::text_of(shape));
   std::vector<std::int32_t> r;
   for (std::int64_t n : safetensors::numbers<std::int64_t>(t)) {
-    if (n < 0 || n > INT32_MAX) throw std::runtime_error(whose + ": holds " + std::to_string(n) + ", not within 0 ... 2147483647");
+    if (n < 0 || n > INT32_MAX)
+      throw std::runtime_error(whose + ": holds " + std::to_string(n) + ", not within 0 ... 2147483647");
     r.push_back(std::int32_t(n));
   }
   return r;
@@ -91,12 +99,14 @@ lanewise::window window_of(std::string const& text) {
   return {side(text.substr(0, comma)), side(text.substr(comma + 1))};
 }
 
-void check_ascending(safetensors::file const& f, std::string const& name, std::vector<std::int32_t> const& table, std::int64_t length) {
+void check_ascending(safetensors::file const& f, std::string const& name, std::vector<std::int32_t> const& table,
+                     std::int64_t length) {
   for (std::size_t i = 0; i < table.size(); ++i) {
     bool const falls = i > 0 && table[i] < table[i - 1];
     if (falls || table[i] > length)
-      throw std::runtime_error(f.path.string() + ": " + name + "[" + std::to_string(i) + "] is " + std::to_string(table[i]) +
-                               (falls ? ", less than the entry before it" : ", beyond the sequence of " + std::to_string(length)));
+      throw std::runtime_error(
+          f.path.string() + ": " + name + "[" + std::to_string(i) + "] is " + std::to_string(table[i]) +
+          (falls ? ", less than the entry before it" : ", beyond the sequence of " + std::to_string(length)));
   }
 }
 
@@ -106,12 +116,14 @@ void add_documents(problem& p, safetensors::file const& f) {
   auto const& cu_q = p.masks->documents_q;
   auto const& cu_k = p.masks->documents_k;
   if (cu_q.empty() || cu_q.size() != cu_k.size())
-    throw std::runtime_error(f.path.string() + ": cu_seqlens_q has " + std::to_string(cu_q.size()) + " entries, cu_seqlens_k " +
-                             std::to_string(cu_k.size()) + "; both need one more than there are documents");
+    throw std::runtime_error(f.path.string() + ": cu_seqlens_q has " + std::to_string(cu_q.size()) +
+                             " entries, cu_seqlens_k " + std::to_string(cu_k.size()) +
+                             "; both need one more than there are documents");
   std::int32_t const count = std::int32_t(cu_q.size()) - 1;
   check_ascending(f, "cu_seqlens_q", cu_q, p.q.size.sequence);
   check_ascending(f, "cu_seqlens_k", cu_k, p.k.size.sequence);
-  p.variant.documents.f.cu_q = cu_q.data(), p.variant.documents.f.cu_k = cu_k.data(), p.variant.documents.f.count = count;
+  p.variant.documents.f.cu_q = cu_q.data(), p.variant.documents.f.cu_k = cu_k.data(),
+  p.variant.documents.f.count = count;
   p.variant.documents.on = true;
 }
 
@@ -144,16 +156,19 @@ void add_masks(problem& p, safetensors::file const& f, request const& r, std::ve
     }
   }
   auto const unused = [&](char const* tensor, bool used, char const* mask) {
-    if (f.tensors.count(tensor) && !used) remarks.push_back(std::string(tensor) + " is in the file but not used: --mask does not name " + mask);
+    if (f.tensors.count(tensor) && !used)
+      remarks.push_back(std::string(tensor) + " is in the file but not used: --mask does not name " + mask);
   };
   unused("kv_lengths", lengths, "key_padding");
   unused("kv_keep", p.variant.key_padding_bits.on, "key_padding_bits");
   unused("cu_seqlens_q", p.variant.documents.on, "documents");
-  if (!r.window.empty() && !windowed) throw std::runtime_error("--window " + r.window + " needs --mask window or window_bottom_right");
+  if (!r.window.empty() && !windowed)
+    throw std::runtime_error("--window " + r.window + " needs --mask window or window_bottom_right");
 }
 
 /// Fills a parameter of extents [B|1, H|1, Q|1, K|1] from a tensor of that shape, or of its last dimensions.
-parameter parameter_of(safetensors::file const& f, std::string const& name, std::vector<std::int64_t> shape, bool gradient) {
+parameter parameter_of(safetensors::file const& f, std::string const& name, std::vector<std::int64_t> shape,
+                       bool gradient) {
   safetensors::tensor const& t = safetensors::at(f, name);
   std::string const whose = f.path.string() + ": tensor '" + name + "' " + shape_of(t);
   std::vector<std::int64_t> given = t.shape;
@@ -174,7 +189,8 @@ void add_scores(problem& p, safetensors::file const& f, request const& r) {
   extents const q = p.q.size, k = p.k.size;
   if (r.softcap) p.variant.softcap = {true, {*r.softcap}};
   if (!r.alibi.empty()) {
-    if (f.tensors.count("alibi_slopes")) p.slope = parameter_of(f, "alibi_slopes", {q.batch, q.heads, 1, 1}, p.backward());
+    if (f.tensors.count("alibi_slopes"))
+      p.slope = parameter_of(f, "alibi_slopes", {q.batch, q.heads, 1, 1}, p.backward());
     else {  // the paper's geometric series
       p.slope = parameter(1, q.heads, 1, 1, p.backward());
       for (std::int64_t h = 0; h < q.heads; ++h) (*p.slope.value)[h] = std::exp2(-8.f * float(h + 1) / float(q.heads));
@@ -201,7 +217,8 @@ void check_sizes(problem const& p, std::string const& path) {
   extents const q = p.q.size, k = p.k.size;
   if (k.batch != q.batch || k.head_dim != q.head_dim) refuse("k", k, "batch or head dim differ from q's " + text_of(q));
   if (!(p.v.size == k)) refuse("v", p.v.size, "it must have k's " + text_of(k));
-  if (k.heads == 0 ? q.heads != 0 : q.heads % k.heads != 0) refuse("q", q, "its heads are no multiple of k's " + std::to_string(k.heads));
+  if (k.heads == 0 ? q.heads != 0 : q.heads % k.heads != 0)
+    refuse("q", q, "its heads are no multiple of k's " + std::to_string(k.heads));
   if (p.d_o && !(p.d_o.size == q)) refuse("d_o", p.d_o.size, "it must have q's " + text_of(q));
   if (p.d_lse && !(p.d_lse.size == p.lse_size())) refuse("d_lse", p.d_lse.size, "it must be " + text_of(p.lse_size()));
 }
@@ -209,8 +226,8 @@ void check_sizes(problem const& p, std::string const& path) {
 }  // namespace
 
 std::vector<std::string> mask_names() {
-  return {"full", "causal_top_left", "causal_bottom_right", "window", "window_bottom_right", "key_padding", "self_padding",
-          "key_padding_bits", "documents"};
+  return {"full",        "causal_top_left", "causal_bottom_right", "window",   "window_bottom_right",
+          "key_padding", "self_padding",    "key_padding_bits",    "documents"};
 }
 
 problem problem_of(safetensors::file const& f, request const& r, std::vector<std::string>& remarks) {
@@ -270,7 +287,10 @@ safetensors::file file_of(problem const& p, outputs const& out, request const& r
     std::vector<std::int64_t> shape;
     for (char letter : layout_of(layouts, name)) {
       if (letter == 'd' && name == "lse") continue;
-      shape.push_back(letter == 'b' ? x.size.batch : letter == 's' ? x.size.sequence : letter == 'h' ? x.size.heads : x.size.head_dim);
+      shape.push_back(letter == 'b'   ? x.size.batch
+                      : letter == 's' ? x.size.sequence
+                      : letter == 'h' ? x.size.heads
+                                      : x.size.head_dim);
     }
     std::vector<std::byte> data = *x.bytes;
     data.resize(x.size.count() * bytes_of(x.type));
@@ -278,10 +298,13 @@ safetensors::file file_of(problem const& p, outputs const& out, request const& r
   };
   add("o", out.o), add("lse", out.lse), add("dq", out.d_q), add("dk", out.d_k), add("dv", out.d_v);
   auto const add_parameter = [&](char const* name, parameter const& x) {
-    if (x.gradient) f.tensors[name] = safetensors::make<float>({x.size[0], x.size[1], x.size[2], x.size[3]}, *x.gradient);
+    if (x.gradient)
+      f.tensors[name] = safetensors::make<float>({x.size[0], x.size[1], x.size[2], x.size[3]}, *x.gradient);
   };
   add_parameter("dalibi_slopes", p.slope), add_parameter("dbias", p.bias), add_parameter("dsink", p.logit);
-  f.metadata = {{"precision", name_of(p.precision)}, {"forward_kernel", out.forward_kernel}, {"backward_kernel", out.backward_kernel}};
+  f.metadata = {{"precision", name_of(p.precision)},
+                {"forward_kernel", out.forward_kernel},
+                {"backward_kernel", out.backward_kernel}};
   return f;
 }
 

@@ -16,17 +16,17 @@ namespace parity {
 struct request {
   std::string in{}, out{};
   std::vector<std::string> masks{"full"};
-  std::string window{};                   ///< "L,R"; "inf" is an end that there is not
+  std::string window{};  ///< "L,R"; "inf" is an end that there is not
   std::optional<float> softcap{};
-  std::string alibi{};                    ///< empty, "top_left" or "bottom_right"
+  std::string alibi{};  ///< empty, "top_left" or "bottom_right"
   std::optional<float> scale{};
   std::optional<lanewise::precision> precision{};
-  std::string gradient = "storage";       ///< or "f32"
-  std::string empty_lse = "zero";         ///< or "minus_infinity"
+  std::string gradient = "storage";  ///< or "f32"
+  std::string empty_lse = "zero";    ///< or "minus_infinity"
   std::string device = "cpu";
   std::string isa = "automatic";
-  int threads = 0;                        ///< 0: every core
-  std::string layout{};                   ///< "q=bhsd,k=bshd,..."
+  int threads = 0;       ///< 0: every core
+  std::string layout{};  ///< "q=bhsd,k=bshd,..."
 };
 
 /// Names that --mask knows.

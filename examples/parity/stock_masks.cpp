@@ -16,7 +16,8 @@ std::vector<case_result> run_stock_masks(grid_options const& o, std::uint64_t se
   stock_cases(all, "key_padding", o, seed, 200, plain(lanewise::key_padding{lengths}));
   stock_cases(all, "self_padding", o, seed, 150, plain(lanewise::self_padding{lengths}));
   stock_cases(all, "key_padding_bits", o, seed, 200, plain(lanewise::key_padding_bits{words.data(), 7}));
-  stock_cases(all, "documents, each causal", o, seed, 200, plain(lanewise::documents{cu_q, cu_k, 3, lanewise::causal_bottom_right{}}));
+  stock_cases(all, "documents, each causal", o, seed, 200,
+              plain(lanewise::documents{cu_q, cu_k, 3, lanewise::causal_bottom_right{}}));
   return all;
 }
 

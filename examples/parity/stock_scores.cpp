@@ -53,7 +53,8 @@ std::vector<case_result> run_stock_scores(grid_options const& o, std::uint64_t s
   stock_cases(all, "combine: softcap, bias, causal", o, seed, 200, [](problem& p, parameter*& trained) {
     p.bias = filled(p.q.size.batch, 1, 1, p.k.size.sequence, 1, 0);
     trained = &p.bias;
-    return lanewise::combine{lanewise::softcap{3}, lanewise::bias{p.bias.values(), p.bias.gradients()}, lanewise::causal_bottom_right{}};
+    return lanewise::combine{lanewise::softcap{3}, lanewise::bias{p.bias.values(), p.bias.gradients()},
+                             lanewise::causal_bottom_right{}};
   });
   stock_cases(all, "a user's capped_window", o, seed, 150, [](problem&, parameter*&) { return capped_window{2, 60}; });
   return all;

@@ -49,8 +49,10 @@ case_result packed_case(dimensions size, std::size_t align, grid_options const& 
   lanewise::packed_backward<C> const backward{p.q.size, p.k.size, align};
   std::align_val_t const place{align};
   std::unique_ptr<unsigned char, std::function<void(void*)>> const buffers[] = {
-      {static_cast<unsigned char*>(::operator new(forward.bytes(), place)), [=](void* x) { ::operator delete(x, place); }},
-      {static_cast<unsigned char*>(::operator new(backward.bytes(), place)), [=](void* x) { ::operator delete(x, place); }}};
+      {static_cast<unsigned char*>(::operator new(forward.bytes(), place)),
+       [=](void* x) { ::operator delete(x, place); }},
+      {static_cast<unsigned char*>(::operator new(backward.bytes(), place)),
+       [=](void* x) { ::operator delete(x, place); }}};
   unsigned char *const o_lse = buffers[0].get(), *const d_qkv = buffers[1].get();
   std::memset(o_lse, 0xff, forward.bytes()), std::memset(d_qkv, 0xff, backward.bytes());
   scratch const room(std::max(lanewise::forward_workspace<C>(target_of(lanewise::on_cpu{}), p.q.size, p.k.size),
@@ -58,11 +60,23 @@ case_result packed_case(dimensions size, std::size_t align, grid_options const& 
   lanewise::status done = call_forward<C>(p, out, {}, lanewise::full{});
   if (done) done = call_backward<C>(p, out, {}, lanewise::full{});
   if (done)
-    done = lanewise::forward_packed<C>(lanewise::on_cpu{}, {.q = p.q.as<E>(), .k = p.k.as<E>(), .v = p.v.as<E>(), .o_lse = {o_lse, forward.bytes(), align}, .scale = p.scale},
+    done = lanewise::forward_packed<C>(lanewise::on_cpu{},
+                                       {.q = p.q.as<E>(),
+                                        .k = p.k.as<E>(),
+                                        .v = p.v.as<E>(),
+                                        .o_lse = {o_lse, forward.bytes(), align},
+                                        .scale = p.scale},
                                        lanewise::full{}, room.get());
   if (done)
-    done = lanewise::backward_packed<C>(lanewise::on_cpu{}, {.q = p.q.as<E>(), .k = p.k.as<E>(), .v = p.v.as<E>(), .o_lse = {o_lse, forward.bytes(), align}, .d_o = p.d_o.as<E>(),
-                                         .d_qkv = {d_qkv, backward.bytes(), align}, .scale = p.scale}, lanewise::full{}, room.get());
+    done = lanewise::backward_packed<C>(lanewise::on_cpu{},
+                                        {.q = p.q.as<E>(),
+                                         .k = p.k.as<E>(),
+                                         .v = p.v.as<E>(),
+                                         .o_lse = {o_lse, forward.bytes(), align},
+                                         .d_o = p.d_o.as<E>(),
+                                         .d_qkv = {d_qkv, backward.bytes(), align},
+                                         .scale = p.scale},
+                                        lanewise::full{}, room.get());
   if (!done) {
     r.faults.push_back(done.message());
     return r;
@@ -76,10 +90,12 @@ case_result packed_case(dimensions size, std::size_t align, grid_options const& 
   if (gaps == 0) r.faults.push_back("no gap at these sizes: the case tests nothing");
   if (dirty > 0) r.faults.push_back(std::to_string(dirty) + " of " + std::to_string(gaps) + " gap bytes are not zero");
   auto const part = [&](char const* name, array const& x, void const* at) {
-    if (std::memcmp(x.bytes->data(), at, x.size.count() * bytes_of(x.type)) != 0) r.faults.push_back(std::string(name) + " has other bits than without packing");
+    if (std::memcmp(x.bytes->data(), at, x.size.count() * bytes_of(x.type)) != 0)
+      r.faults.push_back(std::string(name) + " has other bits than without packing");
   };
   part("o", out.o, o_lse), part("lse", out.lse, o_lse + forward.lse_offset());
-  part("dq", out.d_q, d_qkv), part("dk", out.d_k, d_qkv + backward.d_k_offset()), part("dv", out.d_v, d_qkv + backward.d_v_offset());
+  part("dq", out.d_q, d_qkv), part("dk", out.d_k, d_qkv + backward.d_k_offset()),
+      part("dv", out.d_v, d_qkv + backward.d_v_offset());
   return r;
 }
 
@@ -92,7 +108,8 @@ std::vector<case_result> run_stock_storage(grid_options const& o, std::uint64_t 
   all.push_back(packed_case<lanewise::config{.head_dim = 80}>({1, 1, 1, 1, 1, 80}, 128, o, seed));
   all.push_back(packed_case<lanewise::config{.head_dim = 40}>({1, 3, 3, 5, 5, 40}, 128, o, seed));
   all.push_back(packed_case<lanewise::config{.head_dim = 64}>({1, 1, 1, 1, 1, 64}, 512, o, seed));
-  all.push_back(packed_case<lanewise::config{.head_dim = 40, .precision = lanewise::precision::bf16}>({2, 3, 1, 33, 21, 40}, 128, o, seed));
+  all.push_back(packed_case<lanewise::config{.head_dim = 40, .precision = lanewise::precision::bf16}>(
+      {2, 3, 1, 33, 21, 40}, 128, o, seed));
   return all;
 }
 

@@ -1,3 +1,4 @@
+// Elements of tensors whose type and strides are known at run time; random numbers.
 #include "tensors.hpp"
 
 #include <algorithm>
@@ -147,7 +148,8 @@ bool same_bits(array const& x, array const& y) {
   each(x, [&](std::int64_t i, std::int64_t dense) { place[dense] = i; });
   bool same = true;
   each(y, [&](std::int64_t i, std::int64_t dense) {
-    same = same && std::memcmp(x.bytes->data() + (x.offset + place[dense]) * n, y.bytes->data() + (y.offset + i) * n, n) == 0;
+    same = same &&
+           std::memcmp(x.bytes->data() + (x.offset + place[dense]) * n, y.bytes->data() + (y.offset + i) * n, n) == 0;
   });
   return same;
 }
@@ -167,8 +169,8 @@ void fill(array const& x, std::uint64_t seed, distribution kind) {
 
 std::string text_of(extents e) {
   char text[96];
-  std::snprintf(text, sizeof text, "[%lld, %lld, %lld, %lld]", (long long)e.batch, (long long)e.sequence, (long long)e.heads,
-                (long long)e.head_dim);
+  std::snprintf(text, sizeof text, "[%lld, %lld, %lld, %lld]", (long long)e.batch, (long long)e.sequence,
+                (long long)e.heads, (long long)e.head_dim);
   return text;
 }
 

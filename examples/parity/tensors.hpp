@@ -58,8 +58,8 @@ bool same_bits(array const& x, array const& y);
 enum class distribution { normal, normal3, heavy };
 char const* name_of(distribution d);
 
-/// Fills x with N(0, 1), N(0, 9) or Student's t of 4 degrees of freedom. The value at an index depends on the seed and the
-/// dense index alone, on any machine with correctly rounded sqrt and the same libm.
+/// Fills x with N(0, 1), N(0, 9) or Student's t of 4 degrees of freedom. The value at an index depends on the seed and
+/// the dense index alone, on any machine with correctly rounded sqrt and the same libm.
 void fill(array const& x, std::uint64_t seed, distribution d = distribution::normal);
 /// The i-th number of that stream, N(0, 1).
 double normal(std::uint64_t seed, std::uint64_t i);

@@ -29,43 +29,28 @@ struct switched {
   constexpr switched(F f) : on(true), f(f) {}
   constexpr switched(bool on, F f) : on(on), f(f) {}
 
-  constexpr bool operator()(lanewise::position at) const
-    requires lanewise::has_mask<F>
-  {
-    return !on || f(at);
-  }
-  constexpr float operator()(float s, lanewise::position at) const
-    requires lanewise::has_score<F>
-  {
+  constexpr bool operator()(lanewise::position at) const requires lanewise::has_mask<F> { return !on || f(at); }
+  constexpr float operator()(float s, lanewise::position at) const requires lanewise::has_score<F> {
     return on ? f(s, at) : s;
   }
-  constexpr float grad(float s, lanewise::position at) const
-    requires lanewise::has_grad<F>
-  {
+  constexpr float grad(float s, lanewise::position at) const requires lanewise::has_grad<F> {
     return on ? f.grad(s, at) : 1.f;
   }
-  constexpr float operator()(lanewise::row at) const
-    requires lanewise::has_sink<F>
-  {
+  constexpr float operator()(lanewise::row at) const requires lanewise::has_sink<F> {
     return on ? f(at) : -lanewise::infinity;
   }
   constexpr lanewise::cover cover_of(lanewise::block b) const {
     return on ? lanewise::cover_of(f, b) : lanewise::cover::full;
   }
-  constexpr auto bind(lanewise::shape s) const
-    requires lanewise::has_bind<F>
-  {
+  constexpr auto bind(lanewise::shape s) const requires lanewise::has_bind<F> {
     return switched<lanewise::bound<F>>(on, f.bind(s));
   }
   lanewise::status validate(lanewise::shape s) const { return on ? lanewise::validate(f, s) : lanewise::status{}; }
-  constexpr lanewise::parameter_view<float> parameter_gradient() const
-    requires lanewise::has_parameter<F>
-  {
+  constexpr lanewise::parameter_view<float> parameter_gradient() const requires lanewise::has_parameter<F> {
     return on ? f.parameter_gradient() : lanewise::parameter_view<float>{};
   }
   constexpr float parameter_factor(float s, lanewise::position at) const
-    requires(lanewise::has_parameter<F> && lanewise::has_score<F>)
-  {
+      requires(lanewise::has_parameter<F>&& lanewise::has_score<F>) {
     return f.parameter_factor(s, at);
   }
 };
@@ -82,8 +67,9 @@ template <class... F>
 using all_of = lanewise::combine<switched<F>...>;
 
 /// Masks alone: kernels with it never call a score operator.
-using any_mask = all_of<lanewise::causal_top_left, lanewise::causal_bottom_right, lanewise::window, lanewise::key_padding,
-                        lanewise::self_padding, lanewise::key_padding_bits, lanewise::documents<>, dead_rows>;
+using any_mask =
+    all_of<lanewise::causal_top_left, lanewise::causal_bottom_right, lanewise::window, lanewise::key_padding,
+           lanewise::self_padding, lanewise::key_padding_bits, lanewise::documents<>, dead_rows>;
 
 /// Scores from left to right and a sink. Parameters: 0 the slopes, 1 the bias, 2 the logits.
 using any_score = all_of<lanewise::softcap, lanewise::alibi, lanewise::bias, lanewise::sink>;

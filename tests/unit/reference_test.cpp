@@ -38,7 +38,8 @@ struct call {
   double scale = 0.4;
 
   reference::problem<double> problem(bool gradients) const {
-    reference::problem<double> p{.q = {q.data(), q_size}, .k = {k.data(), k_size}, .v = {v.data(), k_size}, .scale = scale};
+    reference::problem<double> p{
+        .q = {q.data(), q_size}, .k = {k.data(), k_size}, .v = {v.data(), k_size}, .scale = scale};
     if (gradients) {
       p.d_o = {w.data(), q_size};
       p.d_lse = {w_lse.data(), {q_size.batch, q_size.sequence, q_size.heads, 1}};
@@ -152,7 +153,8 @@ struct gqa {
   std::vector<T> expand(std::vector<T> const& x) const {
     std::vector<T> r(full.count());
     for (std::int64_t i = 0; i < full.count(); ++i) {
-      std::int64_t const c = i % full.head_dim, h = i / full.head_dim % full.heads, rest = i / full.head_dim / full.heads;
+      std::int64_t const c = i % full.head_dim, h = i / full.head_dim % full.heads,
+                         rest = i / full.head_dim / full.heads;
       r[i] = x[(rest * (full.heads / ratio) + h / ratio) * full.head_dim + c];
     }
     return r;
@@ -161,7 +163,8 @@ struct gqa {
   std::vector<T> fold(std::vector<T> const& x) const {
     std::vector<T> r(full.count() / ratio);
     for (std::int64_t i = 0; i < full.count(); ++i) {
-      std::int64_t const c = i % full.head_dim, h = i / full.head_dim % full.heads, rest = i / full.head_dim / full.heads;
+      std::int64_t const c = i % full.head_dim, h = i / full.head_dim % full.heads,
+                         rest = i / full.head_dim / full.heads;
       r[(rest * (full.heads / ratio) + h / ratio) * full.head_dim + c] += x[i];
     }
     return r;
@@ -365,13 +368,16 @@ TEST_CASE("same_precision rounds P, dS and outputs, and nothing more coarsely") 
     return r;
   };
   auto const q = values(1), k = values(2), v = values(3), w = values(4);
-  reference::problem<bf16> const p{.q = {q.data(), size}, .k = {k.data(), size}, .v = {v.data(), size}, .d_o = {w.data(), size}, .scale = 0.25};
+  reference::problem<bf16> const p{
+      .q = {q.data(), size}, .k = {k.data(), size}, .v = {v.data(), size}, .d_o = {w.data(), size}, .scale = 0.25};
   auto const r = reference::attention(p, full{});
   constexpr config storage_out{.head_dim = 16, .precision = precision::bf16};
   constexpr config f32_out{.head_dim = 16, .precision = precision::bf16, .gradient = gradient_type::f32};
   auto const low = reference::attention(p, full{}, reference::same_precision<storage_out>);
   auto const wide = reference::attention(p, full{}, reference::same_precision<f32_out>);
-  auto const single = reference::attention(p, full{}, reference::arithmetic{reference::number::f32, reference::number::f32, reference::number::f32, reference::number::f32});
+  auto const single = reference::attention(p, full{},
+                                           reference::arithmetic{reference::number::f32, reference::number::f32,
+                                                                 reference::number::f32, reference::number::f32});
   auto const relative = [](std::vector<double> const& x, std::vector<double> const& y) {
     double d = 0, n = 0;
     for (std::size_t i = 0; i < x.size(); ++i) d += (x[i] - y[i]) * (x[i] - y[i]), n += y[i] * y[i];
@@ -390,5 +396,6 @@ TEST_CASE("same_precision rounds P, dS and outputs, and nothing more coarsely") 
   CHECK(relative(single.d_q, r.d_q) > 1e-9);
   for (double x : low.d_k) CHECK(x == to_float(from_float<bf16>(float(x))));
   for (double x : low.o) CHECK(x == to_float(from_float<bf16>(float(x))));
-  CHECK(std::any_of(wide.d_k.begin(), wide.d_k.end(), [](double x) { return x != to_float(from_float<bf16>(float(x))); }));
+  CHECK(std::any_of(wide.d_k.begin(), wide.d_k.end(),
+                    [](double x) { return x != to_float(from_float<bf16>(float(x))); }));
 }

@@ -123,11 +123,15 @@ TEST_CASE("a broken file is refused with its path and the numbers") {
   CHECK(has(error_of(raw(dir, "{\"q\":", "")), "not JSON"));
   CHECK(has(error_of(raw(dir, "[1]", "")), "not a JSON object"));
 
-  e = error_of(raw(dir, R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
-                        R"("b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})", "123456"));
+  e = error_of(raw(dir,
+                   R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+                   R"("b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})",
+                   "123456"));
   CHECK(has(e, "tensor 'b' begins at byte 2, overlapping 'a', which ends at 4"));
-  e = error_of(raw(dir, R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
-                        R"("b":{"dtype":"U8","shape":[2],"data_offsets":[4,6]}})", "123456"));
+  e = error_of(raw(dir,
+                   R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+                   R"("b":{"dtype":"U8","shape":[2],"data_offsets":[4,6]}})",
+                   "123456"));
   CHECK(has(e, "tensor 'b' begins at byte 4, leaving a gap after 'a', which ends at 2"));
   CHECK(has(error_of(raw(dir, one, "1234567890")), "the tensors end at byte 8 of 10 data bytes"));
 
@@ -164,8 +168,10 @@ TEST_CASE("a write that cannot finish says so and leaves the old file") {
   }
   CHECK(has(e, "tensor 'x': 4 bytes of data, but shape [2] of F32 needs 8"));
   CHECK(safetensors::values<float>(safetensors::at(safetensors::read(path), "x")) == std::vector<float>{1.f});
-  CHECK_THROWS_WITH(safetensors::make<float>({3}, std::vector<float>{1.f}), "safetensors::make: 1 values for shape [3]");
+  CHECK_THROWS_WITH(safetensors::make<float>({3}, std::vector<float>{1.f}),
+                    "safetensors::make: 1 values for shape [3]");
   std::string missing = (dir.path / "no" / "such.safetensors").string();
   f.tensors["x"].shape = {1};
-  CHECK_THROWS_WITH(safetensors::write(missing, f), (missing + ".part: cannot create: No such file or directory").c_str());
+  CHECK_THROWS_WITH(safetensors::write(missing, f),
+                    (missing + ".part: cannot create: No such file or directory").c_str());
 }
