@@ -9,7 +9,7 @@
 
 namespace parity {
 
-/// The bar of f32 results, relative in the Frobenius norm; LSE is f32 whatever the storage.
+/// The bar of f32 results of N(0, 1) inputs; LSE is f32 whatever the storage.
 inline constexpr double f32_bar = 5e-6;
 
 enum class verdict { pass, fail, vacuous };
@@ -25,20 +25,26 @@ struct measured {
   verdict result = verdict::fail;  ///< vacuous: a gradient that is zero everywhere proves nothing
 };
 
-/// Whether compare needs rounded_reference(p): for 16-bit storage, and for gradients of parameters.
+/// Whether compare needs rounded_reference(p): for 16-bit storage, for inputs that are not N(0, 1), and for gradients
+/// of parameters, which are long sums whose terms cancel (softmax's d_s add up to nothing along a row).
 bool needs_rounded(problem const& p);
 
 /// Which reference result belongs to which output, for a problem that has been run. `rounded` may be empty where
-/// needs_rounded is false; `prior` holds d_q, d_k and d_v as they were before an accumulating run.
+/// needs_rounded is false; `prior` holds d_q, d_k and d_v as they were before an accumulating run. Where inputs are not
+/// N(0, 1) every bar is at least exponent_error.
 std::vector<measured> compare(problem const& p, outputs const& out, lanewise::reference::result const& exact,
                               lanewise::reference::result const& rounded, outputs const* prior = nullptr);
 
-/// The gradient of a parameter is a long sum whose terms cancel (softmax's d_s add up to nothing along a row), so its
-/// error is measured in f32 too: twice the f32 reference's plus 2 eps where that is more than the f32 bar.
+/// 2 eps max|LSE|: exp(s - LSE) of f32 numbers is uncertain by their rounding, eps |LSE|; twice that.
+double exponent_error(lanewise::reference::result const& exact);
+void raise_bars(std::vector<measured>& rows, double least);
+
+/// The gradient of one parameter.
 measured compare_parameter(problem const& p, std::string const& tensor, parameter const& x,
                            std::vector<double> const& exact, std::vector<double> const& rounded);
 
-/// One tensor by itself, with the fixed bar where `rounded` is null; `is_gradient` makes a zero reference vacuous.
+/// One tensor by itself. Its bar is f32_bar where `rounded` is null, else twice the error of `rounded` plus 2 eps of
+/// the type, and for f32 not less than f32_bar. `is_gradient` makes a zero reference vacuous.
 measured compare(std::string const& tensor, extents size, std::vector<double> const& got,
                  std::vector<double> const& exact, std::vector<double> const* rounded, number type, bool is_gradient);
 

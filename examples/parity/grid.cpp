@@ -6,17 +6,22 @@
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <map>
 #include <stdexcept>
 
 namespace parity {
 
 namespace {
 
-/// Counts, and the worst of each kind.
+/// The largest error of a tensor, and the largest multiple of the same-precision reference's.
+struct extreme {
+  double relative = 0, ratio = 0;
+};
+
+/// Counts, and the extremes of every precision and tensor.
 struct totals {
   int passed = 0, failed = 0, skipped = 0;
-  double worst_f32 = 0, worst_ratio = 0;
-  std::string where_f32{}, where_ratio{};
+  std::map<std::string, std::map<std::string, extreme>> worst{};
 
   void take(case_result const& r) {
     if (!r.skipped.empty()) {
@@ -26,10 +31,31 @@ struct totals {
     ++(r.result() == verdict::pass ? passed : failed);
     for (measured const& m : r.rows) {
       if (m.result == verdict::vacuous) continue;
-      if (m.bar == f32_bar && m.relative > worst_f32) worst_f32 = m.relative, where_f32 = r.name + " " + m.tensor;
-      double const ratio = m.reference_error > 0 ? m.relative / m.reference_error : 0;
-      if (ratio > worst_ratio) worst_ratio = ratio, where_ratio = r.name + " " + m.tensor;
+      bool const parameter =
+          m.tensor != "o" && m.tensor != "lse" && m.tensor != "dq" && m.tensor != "dk" && m.tensor != "dv";
+      extreme& e = worst[r.arithmetic][parameter ? "parameters" : m.tensor];
+      e.relative = std::max(e.relative, m.relative);
+      if (m.reference_error > 0) e.ratio = std::max(e.ratio, m.relative / m.reference_error);
     }
+  }
+
+  /// One row a precision: the largest error of each tensor, with its multiple of the same-precision reference's.
+  void print() const {
+    char const* const tensors[] = {"o", "lse", "dq", "dk", "dv", "parameters"};
+    std::printf("\nlargest error of all cases (as a multiple of the same-precision reference's)\n%-16s", "precision");
+    for (char const* t : tensors) std::printf(" %-17s", t);
+    for (auto const& [arithmetic, row] : worst) {
+      std::printf("\n%-16s", arithmetic.c_str());
+      for (char const* t : tensors) {
+        auto const found = row.find(t);
+        char text[32] = "-";
+        if (found != row.end() && found->second.ratio > 0)
+          std::snprintf(text, sizeof text, "%.2e (%.2f)", found->second.relative, found->second.ratio);
+        else if (found != row.end()) std::snprintf(text, sizeof text, "%.2e", found->second.relative);
+        std::printf(" %-17s", text);
+      }
+    }
+    std::printf("\n");
   }
 };
 
@@ -45,7 +71,7 @@ measured const* worst_of(case_result const& r) {
 }
 
 void print(case_result const& r) {
-  std::printf("%-44s %-34s", r.name.c_str(), r.sizes.c_str());
+  std::printf("%-44s %-37s", r.name.c_str(), r.sizes.c_str());
   if (!r.skipped.empty()) {
     std::printf(" SKIP: %s\n", r.skipped.c_str());
     return;
@@ -81,7 +107,7 @@ std::vector<case_result> run_meta_cases(grid_options const& o, std::uint64_t see
                      run_case(c, silent, seed).result() == verdict::vacuous,
                      "a case whose gradients are all zero was not reported as vacuous"));
   grid_options plain = o;
-  plain.upstream = 1;
+  plain.upstream = 1, plain.distribution = distribution::normal;
   problem const p = problem_of(c, plain, seed);
   outputs out = make_outputs(p);
   run(p, out, lanewise::on_cpu{});
@@ -105,7 +131,7 @@ int run_grid(grid_options const& o) {
       "%g\n",
       o.threads, name_of(o.distribution), (unsigned long long)o.seed, o.upstream);
   std::printf("each row: the tensor nearest to its bar, ||x - r|| / ||r|| against f64\n");
-  std::printf("%-44s %-34s %-13s %9s %9s %7s %6s\n", "case", "B  Hq/Hkv   Sq    Sk     D  type", "worst", "relative",
+  std::printf("%-44s %-37s %-13s %9s %9s %7s %6s\n", "case", "B  Hq/Hkv   Sq    Sk     D  type", "worst", "relative",
               "bar", "of bar", "s");
   totals sum;
   std::uint64_t seed = o.seed * 1000003;
@@ -126,10 +152,7 @@ int run_grid(grid_options const& o) {
     for (case_result const& r : group(o, seed += 16))
       if (wanted(r.name)) print(r), sum.take(r);
   double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (sum.worst_f32 > 0) std::printf("largest f32 error %.2e (%s)\n", sum.worst_f32, sum.where_f32.c_str());
-  if (sum.worst_ratio > 0)
-    std::printf("largest error against the same-precision reference's %.3f (%s)\n", sum.worst_ratio,
-                sum.where_ratio.c_str());
+  sum.print();
   std::printf("%d passed, %d failed, %d skipped in %.0f s\n", sum.passed, sum.failed, sum.skipped, seconds);
   if (sum.passed + sum.failed == 0) throw std::runtime_error("no case ran: nothing matches --case " + o.only);
   return sum.failed;

@@ -59,6 +59,7 @@ inline constexpr double quick_limit = 1.7e8;
 /// What one case showed.
 struct case_result {
   std::string name{}, sizes{};
+  std::string arithmetic{};  ///< "bf16", "bf16>f32": precision, and f32 gradients
   std::vector<measured> rows{};
   std::vector<std::string> faults{};  ///< broken promises that no norm shows: bits that differ, zeros that are none
   std::string skipped{};              ///< why it did not run
@@ -90,6 +91,7 @@ array expanded(array const& x, std::int64_t heads, bool wrong = false);
 /// Reference of a problem through expanded heads, gradients folded back.
 lanewise::reference::result expanded_reference(problem const& p, int threads, bool wrong = false);
 
+std::string text_of(lanewise::precision p, lanewise::gradient_type g);
 std::string text_of(dimensions const& d, lanewise::precision p, lanewise::gradient_type g);
 
 }  // namespace parity

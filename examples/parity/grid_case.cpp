@@ -197,11 +197,14 @@ char const* name_of(placement p) {
   return "unknown";
 }
 
+std::string text_of(lanewise::precision p, lanewise::gradient_type g) {
+  return std::string(name_of(p)) + (g == lanewise::gradient_type::f32 ? ">f32" : "");
+}
+
 std::string text_of(dimensions const& d, lanewise::precision p, lanewise::gradient_type g) {
   char text[96];
-  std::snprintf(text, sizeof text, "%lld %3lld/%-3lld %5lld %5lld %4d  %s%s", (long long)d.batch, (long long)d.heads,
-                (long long)d.kv_heads, (long long)d.q, (long long)d.k, d.head_dim, name_of(p),
-                g == lanewise::gradient_type::f32 ? ">f32" : "");
+  std::snprintf(text, sizeof text, "%lld %3lld/%-3lld %5lld %5lld %4d  %s", (long long)d.batch, (long long)d.heads,
+                (long long)d.kv_heads, (long long)d.q, (long long)d.k, d.head_dim, text_of(p, g).c_str());
   return text;
 }
 
@@ -227,6 +230,7 @@ problem problem_of(grid_case const& c, grid_options const& o, std::uint64_t seed
   }
   p.scale = lanewise::default_scale(c.size.head_dim);
   p.precision = c.precision;
+  p.normal_inputs = o.distribution == distribution::normal;
   p.gradient = c.gradient, p.empty_lse = c.empty_lse, p.accumulate = c.accumulate;
   if (c.variant) c.variant(p);
   return p;
@@ -265,7 +269,7 @@ case_result run_case(grid_case const& c, grid_options const& o, std::uint64_t se
   auto const start = std::chrono::steady_clock::now();
   case_result r;
   r.name = c.name;
-  r.sizes = text_of(c.size, c.precision, c.gradient);
+  r.sizes = text_of(c.size, c.precision, c.gradient), r.arithmetic = text_of(c.precision, c.gradient);
   if (!lanewise::cpu::kernels_for(c.isa)) {
     r.skipped = "this processor lacks the instruction set";
     return r;

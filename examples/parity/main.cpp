@@ -100,20 +100,18 @@ int run_file(request const& r) {
 /// Rows for the tensors of a second file, say PyTorch's, against the same reference.
 std::vector<measured> compare_file(safetensors::file const& f, problem const& p, request const& r,
                                    lanewise::reference::result const& exact,
-                                   lanewise::reference::result const* rounded) {
+                                   lanewise::reference::result const& rounded) {
   outputs const own = outputs_of(p, r);
   struct tensor {
     char const* name;
     array const& own;
-    std::vector<double> const &exact, *rounded;
+    std::vector<double> const &exact, &rounded;
   };
-  auto const low = [&](auto member) { return rounded ? &(rounded->*member) : nullptr; };
-  using result = lanewise::reference::result;
-  tensor const known[] = {{"o", own.o, exact.o, low(&result::o)},
-                          {"lse", own.lse, exact.lse, nullptr},
-                          {"dq", own.d_q, exact.d_q, low(&result::d_q)},
-                          {"dk", own.d_k, exact.d_k, low(&result::d_k)},
-                          {"dv", own.d_v, exact.d_v, low(&result::d_v)}};
+  tensor const known[] = {{"o", own.o, exact.o, rounded.o},
+                          {"lse", own.lse, exact.lse, rounded.lse},
+                          {"dq", own.d_q, exact.d_q, rounded.d_q},
+                          {"dk", own.d_k, exact.d_k, rounded.d_k},
+                          {"dv", own.d_v, exact.d_v, rounded.d_v}};
   std::vector<measured> rows;
   for (tensor const& t : known) {
     if (!f.tensors.count(t.name) || !t.own) continue;
@@ -121,10 +119,11 @@ std::vector<measured> compare_file(safetensors::file const& f, problem const& p,
     if (!(x.size == t.own.size))
       throw std::runtime_error(f.path.string() + ": " + t.name + " is " + text_of(x.size) + ", expected " +
                                text_of(t.own.size) + " in [b, s, h, d]");
-    rows.push_back(
-        compare(t.name, x.size, values_of(x), t.exact, t.rounded, x.type, t.own.size.head_dim > 1 && t.name[0] == 'd'));
+    rows.push_back(compare(t.name, x.size, values_of(x), t.exact, &t.rounded, x.type,
+                           t.own.size.head_dim > 1 && t.name[0] == 'd'));
   }
   if (rows.empty()) throw std::runtime_error(f.path.string() + ": holds none of o, lse, dq, dk, dv");
+  raise_bars(rows, exponent_error(exact));
   return rows;
 }
 
@@ -154,7 +153,7 @@ int check_file(request const& r, std::string const& against) {
   print(compare(p, out, exact, rounded));
   if (!against.empty()) {
     std::printf("%s against f64\n", against.c_str());
-    print(compare_file(safetensors::read(against), p, r, exact, p.storage() == number::f32 ? nullptr : &rounded));
+    print(compare_file(safetensors::read(against), p, r, exact, rounded));
   }
   std::printf("%d passed, %d failed\n", passed, failed);
   return failed > 0;

@@ -49,6 +49,7 @@ struct problem {
   lanewise::gradient_type gradient = lanewise::gradient_type::storage;
   lanewise::empty_lse empty_lse = lanewise::empty_lse::zero;
   bool accumulate = false;
+  bool normal_inputs = false;          ///< q, k, v and d_o are N(0, 1), for which the f32 bar holds
   parameter slope{}, bias{}, logit{};  ///< what variant's alibi, bias and sink point at
   std::shared_ptr<mask_data> masks = std::make_shared<mask_data>();
 

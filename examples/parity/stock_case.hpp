@@ -18,6 +18,7 @@ case_result stock_case(std::string name, problem const& p, F const& f, grid_opti
   r.name = "stock: " + std::move(name);
   r.sizes = text_of({p.q.size.batch, p.q.size.heads, p.k.size.heads, p.q.size.sequence, p.k.size.sequence, C.head_dim},
                     C.precision, C.gradient);
+  r.arithmetic = text_of(C.precision, C.gradient);
   lanewise::thread_pool pool(o.threads);
   outputs out = make_outputs(p);
   lanewise::status done = call_forward<C>(p, out, pool, f);
