@@ -1,8 +1,10 @@
 // Straightforward attention and its gradients: the oracle. It shares the variants with the kernels and nothing else.
 //
-//   s_j = score(scale q.k_j) for each key j that the mask keeps,  p = softmax(s),  o = sum_j p_j v_j,  lse = log sum_j
-//   e^s_j delta = dO.o - dLSE,  ds_j = p_j (dO.v_j - delta),  g_j = ds_j d score/d s dV_j += p_j dO,  dQ += scale g_j
-//   k_j,  dK_j += scale g_j q,  dparameter += ds_j d score/d parameter
+// clang-format off
+//   s_j = score(scale q.k_j) for each key j that the mask keeps,  p = softmax(s),  o = sum_j p_j v_j,
+//   lse = log sum_j e^s_j,  delta = dO.o - dLSE,  ds_j = p_j (dO.v_j - delta),  g_j = ds_j d score/d s,
+//   dV_j += p_j dO,  dQ += scale g_j k_j,  dK_j += scale g_j q,  dparameter += ds_j d score/d parameter
+// clang-format on
 // row by row: O(Sq Sk D) time, O(Sk) memory beside the results. q, d_o [B, Sq, Hq, D], k, v [B, Sk, Hkv, D].
 //
 // In `exact` arithmetic everything is f64 from the inputs as stored. `same_precision<C>` rounds as a kernel of that
