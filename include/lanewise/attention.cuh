@@ -8,8 +8,6 @@
 // launches on its stream and returns: it allocates nothing, waits for nothing, and may be captured into a CUDA graph.
 #pragma once
 
-#include <utility>
-
 #include "attention.hpp"
 #include "cuda/device.hpp"
 #include "cuda/launch.cuh"
@@ -18,6 +16,7 @@
 #include "cuda/sm80/forward.cuh"
 #include "cuda/sm80/parameter_gradient.cuh"
 #include "cuda/sm80/preprocess.cuh"
+#include "parameters.hpp"
 
 namespace lanewise {
 
@@ -68,10 +67,10 @@ backward_room backward_layout(extents q, F const& f) {
     return (bytes + workspace_alignment - 1) / workspace_alignment * workspace_alignment;
   };
   std::size_t most = 0;
-  [&]<int... I>(std::integer_sequence<int, I...>) {
-    ((most = partial_bytes<C, T, F, I>(f, q) > most ? partial_bytes<C, T, F, I>(f, q) : most), ...);
-  }
-  (std::make_integer_sequence<int, parameter_count<F>>{});
+  for_each_parameter<F>([&]<int I> {
+    std::size_t const bytes = partial_bytes<C, T, F, I>(f, q);
+    most = bytes > most ? bytes : most;
+  });
   std::size_t const rows = whole(sm80::row_values::bytes(q));
   return {rows, rows + whole(most)};
 }
@@ -102,10 +101,11 @@ struct backward_calls {
   }
   status query_gradient() const { return a.d_q ? walk<sm80::query_gradient_kernel<C, T, F>>() : status{}; }
 
-  template <int... I>
-  status parameters(std::integer_sequence<int, I...>) const {
+  status parameters() const {
     status done;
-    static_cast<void>(((done = parameter<I>(), bool(done)) && ...));
+    for_each_parameter<F>([&]<int I> {
+      if (done) done = parameter<I>();
+    });
     return done;
   }
   template <int I>
@@ -144,14 +144,14 @@ std::size_t forward_workspace(cuda_target, extents, extents, F const&) noexcept 
 template <config C, tuning T, class F>
 std::size_t backward_workspace(cuda_target, extents q, extents k, F const& given, wanted) noexcept {
   static_assert(check_variant<F, true>() && gpu::check_precision<C>());
-  return gpu::backward_layout<C, T>(q, bind(given, gpu::shape_of(q, k))).bytes;
+  return gpu::backward_layout<C, T>(q, bind(given, shape_of(q, k))).bytes;
 }
 
 template <config C, tuning T, class F>
 status forward(on_cuda on, forward_args<C> const& a, F const& given, workspace) noexcept {
   static_assert(check_variant<F, false>() && gpu::check_precision<C>());
   if (status s = check(a); !s) return s;
-  shape const lengths = gpu::shape_of(a.q.size, a.k.size);
+  shape const lengths = shape_of(a.q.size, a.k.size);
   if (status s = validate(given, lengths); !s) return s;
   auto const f = bind(given, lengths);
   using kernel = sm80::forward_kernel<C, T, bound<F>>;
@@ -165,18 +165,19 @@ template <config C, tuning T, class F>
 status backward(on_cuda on, backward_args<C> const& a, F const& given, workspace scratch) noexcept {
   static_assert(check_variant<F, true>() && gpu::check_precision<C>());
   if (status s = check(a); !s) return s;
-  shape const lengths = gpu::shape_of(a.q.size, a.k.size);
+  shape const lengths = shape_of(a.q.size, a.k.size);
   if (status s = validate(given, lengths); !s) return s;
   auto const f = bind(given, lengths);
+  if (status s = check_parameters(a, f); !s) return s;
   gpu::backward_room const room = gpu::backward_layout<C, T>(a.q.size, f);
-  if (status s = gpu::check_workspace(scratch, room.bytes); !s) return s;
+  if (status s = detail::check_workspace(scratch, room.bytes); !s) return s;
   gpu::backward_calls<C, T, bound<F>> const run{
       on, a, f, sm80::row_values::in(scratch.data, a.q.size),
       reinterpret_cast<float*>(static_cast<std::byte*>(scratch.data) + room.partials)};
   status done = run.row_sums();
   if (done) done = run.key_gradients();
   if (done) done = run.query_gradient();
-  if (done) done = run.parameters(std::make_integer_sequence<int, parameter_count<bound<F>>>{});
+  if (done) done = run.parameters();
   if (done) done.kernel = gpu::label(C.precision, sm80::backward_problem<C, bound<F>>::inputs_aligned(a));
   return done;
 }

@@ -83,7 +83,7 @@ std::size_t forward_workspace(cpu_target where, extents, extents, F const&) noex
 template <config C, tuning T, class F>
 std::size_t backward_workspace(cpu_target where, extents q, extents k, F const& given, wanted grads) noexcept {
   static_assert(check_variant<F, true>());
-  auto const f = bind(given, cpu::shape_of(q, k));
+  auto const f = bind(given, shape_of(q, k));
   std::size_t bytes = cpu::f32_kernels<C, T, bound<F>>::backward_bytes(f, q, grads.d_q, where.threads);
   if constexpr (cpu::may_use_bf16<C>)
     bytes = cpu::larger(bytes, cpu::bf16_kernels<C, T, bound<F>>::backward_bytes(f, q, grads.d_q, where.threads));
@@ -94,12 +94,13 @@ template <config C, tuning T, class F>
 status forward(on_cpu on, forward_args<C> const& a, F const& given, workspace scratch) noexcept {
   static_assert(check_variant<F, false>());
   if (status s = check(a); !s) return s;
-  if (status s = validate(given, cpu::shape_of(a.q.size, a.k.size)); !s) return s;
+  if (status s = validate(given, shape_of(a.q.size, a.k.size)); !s) return s;
   cpu::micro_kernels const* run = cpu::kernels_for(on.isa);
   if (!run) return cpu::no_kernel(on.isa);
-  if (status s = cpu::check_workspace(scratch, forward_workspace<C, T>(target_of(on), a.q.size, a.k.size, given)); !s)
+  if (status s = detail::check_workspace(scratch, forward_workspace<C, T>(target_of(on), a.q.size, a.k.size, given));
+      !s)
     return s;
-  auto const f = bind(given, cpu::shape_of(a.q.size, a.k.size));
+  auto const f = bind(given, shape_of(a.q.size, a.k.size));
   status done;
   if constexpr (cpu::may_use_bf16<C>)
     if (cpu::micro_kernels const* const bf16 = cpu::bf16_kernels_for(on.isa)) {
@@ -116,15 +117,15 @@ template <config C, tuning T, class F>
 status backward(on_cpu on, backward_args<C> const& a, F const& given, workspace scratch) noexcept {
   static_assert(check_variant<F, true>());
   if (status s = check(a); !s) return s;
-  if (status s = validate(given, cpu::shape_of(a.q.size, a.k.size)); !s) return s;
+  if (status s = validate(given, shape_of(a.q.size, a.k.size)); !s) return s;
   cpu::micro_kernels const* const run = cpu::kernels_for(on.isa);
   if (!run) return cpu::no_kernel(on.isa);
   wanted const grads{bool(a.d_q), bool(a.d_k), bool(a.d_v)};
   if (status s =
-          cpu::check_workspace(scratch, backward_workspace<C, T>(target_of(on), a.q.size, a.k.size, given, grads));
+          detail::check_workspace(scratch, backward_workspace<C, T>(target_of(on), a.q.size, a.k.size, given, grads));
       !s)
     return s;
-  auto const f = bind(given, cpu::shape_of(a.q.size, a.k.size));
+  auto const f = bind(given, shape_of(a.q.size, a.k.size));
   if (status s = check_parameters(a, f); !s) return s;
   status done;
   if constexpr (cpu::may_use_bf16<C>)

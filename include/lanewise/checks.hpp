@@ -276,6 +276,17 @@ class checker {
   status& result_;
 };
 
+/// Scratch is large enough for `needed` bytes, given and aligned.
+inline status check_workspace(workspace scratch, std::size_t needed) noexcept {
+  if (scratch.bytes < needed)
+    return fail(status_code::bad_workspace, "workspace has ", scratch.bytes, " bytes, the call needs ", needed);
+  if (needed > 0 && scratch.data == nullptr)
+    return fail(status_code::bad_workspace, "workspace is null, the call needs ", needed, " bytes");
+  if (reinterpret_cast<std::uintptr_t>(scratch.data) % workspace_alignment != 0)
+    return fail(status_code::bad_workspace, "workspace is not aligned to ", workspace_alignment, " bytes");
+  return {};
+}
+
 inline extents lse_extents(extents const& q) { return {q.batch, q.sequence, q.heads, 1}; }
 
 /// Every element of a parameter's gradient is its own; stride 0 or an overlap would add one sum to another.

@@ -51,6 +51,12 @@ enum class cover { empty, partial, full };
 struct shape {
   std::int32_t batch, heads, q, k;
 };
+/// The shape of a call with these q and k.
+constexpr shape shape_of(extents q, extents k) {
+  return {std::int32_t(q.batch), std::int32_t(q.heads), std::int32_t(q.sequence), std::int32_t(k.sequence)};
+}
+/// Query heads per key/value head; 1 where there are none.
+constexpr std::int32_t head_ratio(extents q, extents k) { return k.heads > 0 ? std::int32_t(q.heads / k.heads) : 1; }
 
 template <class F>
 concept has_mask = requires(F const& f, position at) {

@@ -76,7 +76,7 @@ class backward_kernel {
 
   backward_kernel(micro_kernels const& run, backward_args<C> const& a, F const& f, int threads, void* scratch)
       : run_(run), a_(a), f_(f), tiles_{std::int32_t(a.q.size.sequence), std::int32_t(a.k.size.sequence), bq, bk},
-        ratio_(a.k.size.heads > 0 ? a.q.size.heads / a.k.size.heads : 1) {
+        ratio_(head_ratio(a.q.size, a.k.size)) {
     carve c(scratch);
     shared_ = layout(c, a.q.size, bool(a.d_q), threads);
   }

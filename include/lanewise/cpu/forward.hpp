@@ -48,12 +48,13 @@ class forward_kernel {
 
   forward_kernel(micro_kernels const& run, forward_args<C> const& a, F const& f)
       : run_(run), a_(a), f_(f), tiles_{std::int32_t(a.q.size.sequence), std::int32_t(a.k.size.sequence), bq, bk},
-        ratio_(a.k.size.heads > 0 ? a.q.size.heads / a.k.size.heads : 1) {}
+        ratio_(head_ratio(a.q.size, a.k.size)) {}
 
   void operator()(thread_pool* pool, void* scratch) const {
     std::int64_t const q_tiles = tiles_.q_tiles();
+    std::size_t const room_bytes = bytes(1);
     for_each_unit(pool, a_.q.size.batch * a_.q.size.heads * q_tiles, [&](int thread, std::int64_t unit) {
-      carve c(static_cast<std::byte*>(scratch) + thread * bytes(1));
+      carve c(static_cast<std::byte*>(scratch) + thread * room_bytes);
       // the last query tile first: under a causal mask it is the longest
       std::int64_t const i = q_tiles - 1 - unit % q_tiles, bh = unit / q_tiles;
       room r = layout(run_, c);

@@ -108,19 +108,4 @@ void for_each_unit(thread_pool* pool, std::int64_t units, Work const& work) {
 
 inline int threads_of(on_cpu on) { return on.pool ? on.pool->size() : 1; }
 
-inline shape shape_of(extents q, extents k) {
-  return {std::int32_t(q.batch), std::int32_t(q.heads), std::int32_t(q.sequence), std::int32_t(k.sequence)};
-}
-
-/// The part of `scratch` that one thread owns, or a status when it is missing, too small or misaligned.
-inline status check_workspace(workspace scratch, std::size_t needed) {
-  if (scratch.bytes < needed)
-    return fail(status_code::bad_workspace, "workspace has ", scratch.bytes, " bytes, the call needs ", needed);
-  if (needed > 0 && scratch.data == nullptr)
-    return fail(status_code::bad_workspace, "workspace is null, the call needs ", needed, " bytes");
-  if (reinterpret_cast<std::uintptr_t>(scratch.data) % workspace_alignment != 0)
-    return fail(status_code::bad_workspace, "workspace is not aligned to ", workspace_alignment, " bytes");
-  return {};
-}
-
 }  // namespace lanewise::cpu

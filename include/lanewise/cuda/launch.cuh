@@ -52,21 +52,4 @@ bool aligned_to_16(view<T> const& x) {
          whole(x.stride.heads);
 }
 
-inline status check_workspace(workspace scratch, std::size_t needed) {
-  if (scratch.bytes < needed)
-    return fail(status_code::bad_workspace, "workspace has ", scratch.bytes, " bytes, the call needs ", needed);
-  if (needed > 0 && scratch.data == nullptr)
-    return fail(status_code::bad_workspace, "workspace is null, the call needs ", needed, " bytes");
-  if (reinterpret_cast<std::uintptr_t>(scratch.data) % workspace_alignment != 0)
-    return fail(status_code::bad_workspace, "workspace is not aligned to ", workspace_alignment, " bytes");
-  return {};
-}
-
-inline shape shape_of(extents q, extents k) {
-  return {std::int32_t(q.batch), std::int32_t(q.heads), std::int32_t(q.sequence), std::int32_t(k.sequence)};
-}
-
-/// Query heads per key/value head; 1 where there are none.
-inline std::int32_t head_ratio(extents q, extents k) { return k.heads > 0 ? std::int32_t(q.heads / k.heads) : 1; }
-
 }  // namespace lanewise::gpu

@@ -203,9 +203,8 @@ status check_gaps(char const* name, Layout const& layout, void* base, tensor con
 /// The gradients of the variant's parameters lie in no gap either.
 template <class Layout, class F>
 status check_parameters_and_gaps(char const* name, Layout const& layout, void* base, F const& given,
-                                 std::int64_t keys) noexcept {
-  extents const& q = layout.q;
-  shape const lengths{std::int32_t(q.batch), std::int32_t(q.heads), std::int32_t(q.sequence), std::int32_t(keys)};
+                                 extents k) noexcept {
+  shape const lengths = shape_of(layout.q, k);
   status result = validate(given, lengths);
   if (!result) return result;
   auto const f = bind(given, lengths);
@@ -270,7 +269,7 @@ status backward_packed(on_cpu on, packed_backward_args<C> const& a, F const& f =
                                    detail::describe("lse", args.lse),    detail::describe("d_o", args.d_o),
                                    detail::describe("d_lse", args.d_lse)};
   if (status s = detail::check_gaps("a gap in d_qkv", layout, base, inputs); !s) return s;
-  if (status s = detail::check_parameters_and_gaps("a gap in d_qkv", layout, base, f, a.k.size.sequence); !s) return s;
+  if (status s = detail::check_parameters_and_gaps("a gap in d_qkv", layout, base, f, a.k.size); !s) return s;
   status const done = backward<C, T>(on, args, f, scratch);
   if (done) zero_gaps(layout, base);
   return done;

@@ -49,7 +49,7 @@ struct backward_problem {
   backward_problem(backward_args<C> const& a, F const& f, row_values row, std::int32_t block_q, std::int32_t block_k)
       : a(a), f(f), scale(gpu::score_scale_of<F>(a.scale)), tiles{std::int32_t(a.q.size.sequence),
                                                                   std::int32_t(a.k.size.sequence), block_q, block_k},
-        ratio(gpu::head_ratio(a.q.size, a.k.size)), rows(padded_rows(a.q.size.sequence)), row(row),
+        ratio(head_ratio(a.q.size, a.k.size)), rows(padded_rows(a.q.size.sequence)), row(row),
         aligned_inputs(inputs_aligned(a)),
         aligned_outputs(gpu::aligned_to_16(a.d_q) && gpu::aligned_to_16(a.d_k) && gpu::aligned_to_16(a.d_v)) {}
 

@@ -45,7 +45,7 @@ class forward_kernel {
             f,
             gpu::score_scale_of<F>(a.scale),
             {std::int32_t(a.q.size.sequence), std::int32_t(a.k.size.sequence), size.rows, size.columns},
-            gpu::head_ratio(a.q.size, a.k.size),
+            head_ratio(a.q.size, a.k.size),
             gpu::aligned_to_16(a.q) && gpu::aligned_to_16(a.k) && gpu::aligned_to_16(a.v) && gpu::aligned_to_16(a.o)};
   }
   static std::int64_t units(problem const& p) { return p.a.q.size.batch * p.a.q.size.heads * p.tiles.q_tiles(); }
