@@ -9,7 +9,7 @@
 
 namespace trainer {
 
-/// Called once before the first product.
+/// Before the first product; costs nothing when it is so already.
 inline void keep_blas_single_threaded() { openblas_set_num_threads(1); }
 
 enum class transpose : bool { no, yes };

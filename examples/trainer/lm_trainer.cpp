@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <fstream>
 
-#include "blas.hpp"
 #include "error.hpp"
 #include "exponential.hpp"
 
@@ -98,7 +97,6 @@ std::size_t lm_trainer::estimate(lm_settings const& s, int threads) {
 lm_trainer::lm_trainer(lm_settings const& s, text_data const& data, lanewise::thread_pool& pool, memory_budget budget)
     : settings_(s), data_(&data), on_(pool), layout_(s.model()), optimiser_(s.optimiser(), layout_),
       model_(s.model(), s.attention(), layout_), order_(order_of(s, data)) {
-  keep_blas_single_threaded();
   ids_ = record(s, layout_, optimiser_, pool.size(), memory_);
   std::size_t const available = budget.free > budget.reserve ? budget.free - budget.reserve : 0;
   std::string const numbers = "est " + mebibytes(memory_.peak()) + ", free " + mebibytes(budget.free) + ", reserve " +

@@ -7,13 +7,16 @@
 #include <cstdint>
 #include <lanewise/cpu/thread_pool.hpp>
 
+#include "blas.hpp"
+
 namespace trainer {
 
 class workers {
  public:
   /// Nothing runs: the step's code is walked through only to plan its memory.
   workers() = default;
-  explicit workers(lanewise::thread_pool& pool) : pool_(&pool) {}
+  /// From here on OpenBLAS runs every product on the thread that calls it (blas.hpp says why).
+  explicit workers(lanewise::thread_pool& pool) : pool_(&pool) { keep_blas_single_threaded(); }
 
   bool planning() const { return pool_ == nullptr; }
   lanewise::thread_pool& pool() const { return *pool_; }

@@ -14,6 +14,8 @@ using test::relative_error;
 
 namespace {
 
+bool has(std::string const& text, char const* part) { return text.find(part) != std::string::npos; }
+
 long allocations = 0;  // calls of operator new in this program
 
 model_shape const tiny{.vocabulary = 11,
@@ -121,7 +123,7 @@ TEST_CASE("the loss is that of an independent implementation in f64") {
 
 TEST_CASE("the gradient of every weight, by finite differences") {
   for (attention_kind const kind : {attention_kind::exact, attention_kind::ablated}) {
-    bench<double> b(tiny, kind, 2, 7);
+    bench<double> b(tiny, kind, 2, 7, 1);  // thousands of evaluations, each too small to share
     b.train();
     std::vector<double> const analytic = b.gradients;
     for (parameter const& p : b.layout.all()) {
@@ -131,8 +133,7 @@ TEST_CASE("the gradient of every weight, by finite differences") {
         std::copy(part.begin(), part.end(), b.weights.begin() + p.offset);
         return b.evaluate();
       };
-      bool const serves_attention =
-          p.name.find("self_attn") != std::string::npos || p.name.find("input_layernorm") != std::string::npos;
+      bool const serves_attention = p.name.find("self_attn") != std::string::npos || has(p.name, "input_layernorm");
       if (kind == attention_kind::ablated && serves_attention) {
         for (double g : gradient) REQUIRE(g == 0.0);
         continue;
@@ -229,7 +230,7 @@ TEST_CASE("layout: Hugging Face's names in order, without gaps; the same seed dr
   std::int64_t at = 0;
   for (parameter const& p : layout.all()) {
     CHECK(p.offset == at);
-    CHECK(p.is_matrix == (p.name.find("norm") == std::string::npos));
+    CHECK(p.is_matrix == !has(p.name, "norm"));
     at += p.count;
   }
   CHECK(at == layout.count());
@@ -243,8 +244,15 @@ TEST_CASE("layout: Hugging Face's names in order, without gaps; the same seed dr
   initialise(layout, tiny, 2, c.data());
   CHECK(a == b);
   CHECK(a != c);
-  double square = 0;
-  for (std::int64_t i = 0; i < layout.all()[0].count; ++i)
-    square += double(a[std::size_t(i)]) * double(a[std::size_t(i)]);
-  CHECK(std::sqrt(square / double(layout.all()[0].count)) == doctest::Approx(0.02).epsilon(0.2));
+  auto const deviation = [&](parameter const& p) {
+    double square = 0;
+    for (std::int64_t i = 0; i < p.count; ++i)
+      square += double(a[std::size_t(p.offset + i)]) * double(a[std::size_t(p.offset + i)]);
+    return std::sqrt(square / double(p.count));
+  };
+  for (parameter const& p : layout.all()) {
+    bool const to_residual = has(p.name, "o_proj") || has(p.name, "down_proj");
+    double const expected = !p.is_matrix ? 1 : to_residual ? 0.02 / std::sqrt(2.0 * 2) : 0.02;
+    CHECK(deviation(p) == doctest::Approx(expected).epsilon(0.25));  // 120 numbers: a standard error of 6.5%
+  }
 }
