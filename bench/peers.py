@@ -30,6 +30,7 @@ import torch
 import torch.nn.functional as functional
 
 BARS = {"f32": 1.2, "bf16": 1.0}  # PyTorch's time over lanewise's, forward and backward each
+PAUSE = 0.05  # seconds before each timed run: OpenMP's threads spin for milliseconds after theirs, on cores that the other needs
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 OUTPUTS = {"forward": ("o",), "backward": ("dq", "dk", "dv")}
 
@@ -168,6 +169,7 @@ def backends(device, row, library, pool):
 
 def seconds(backend, direction):
     """On the clock, and of all threads of this process."""
+    time.sleep(PAUSE)
     cpu, start = time.process_time(), time.perf_counter()
     getattr(backend, direction)()
     backend.finish()
