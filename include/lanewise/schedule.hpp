@@ -1,5 +1,7 @@
 // Which key tiles a query tile visits, and the reverse. A tile is empty (never touched), partial (masked pair by pair)
-// or full (the mask is not looked at); the answer comes from the variant's cover_of, in O(1) a tile.
+// or full (the mask is not looked at); the answer comes from the variant's cover_of. From an empty tile the walk skips
+// to where the variant's hull_of says that the rest begins, so a window or a document costs its own tiles, not the
+// sequence's.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +27,13 @@ struct tiling {
 template <class F>
 LANEWISE_HD constexpr std::int32_t previous_key_tile(F const& f, tiling const& t, std::int32_t batch, std::int32_t head,
                                                      std::int32_t i, std::int32_t j) {
-  while (--j >= 0)
-    if (cover_of(f, t.tile(batch, head, i, j)) != cover::empty) break;
+  for (--j; j >= 0;) {
+    block tile = t.tile(batch, head, i, j);
+    if (cover_of(f, tile) != cover::empty) break;
+    tile.k_end = tile.k_begin, tile.k_begin = 0;
+    block const rest = hull_of(f, tile);
+    j = is_empty(rest) ? -1 : (rest.k_end - 1) / t.block_k;
+  }
   return j;
 }
 
@@ -34,8 +41,13 @@ LANEWISE_HD constexpr std::int32_t previous_key_tile(F const& f, tiling const& t
 template <class F>
 LANEWISE_HD constexpr std::int32_t next_key_tile(F const& f, tiling const& t, std::int32_t batch, std::int32_t head,
                                                  std::int32_t i, std::int32_t j) {
-  while (++j < t.k_tiles())
-    if (cover_of(f, t.tile(batch, head, i, j)) != cover::empty) break;
+  for (++j; j < t.k_tiles();) {
+    block tile = t.tile(batch, head, i, j);
+    if (cover_of(f, tile) != cover::empty) break;
+    tile.k_begin = tile.k_end, tile.k_end = t.k;
+    block const rest = hull_of(f, tile);
+    j = is_empty(rest) ? t.k_tiles() : rest.k_begin / t.block_k;
+  }
   return j;
 }
 
@@ -43,8 +55,13 @@ LANEWISE_HD constexpr std::int32_t next_key_tile(F const& f, tiling const& t, st
 template <class F>
 LANEWISE_HD constexpr std::int32_t next_query_tile(F const& f, tiling const& t, std::int32_t batch, std::int32_t head,
                                                    std::int32_t i, std::int32_t j) {
-  while (++i < t.q_tiles())
-    if (cover_of(f, t.tile(batch, head, i, j)) != cover::empty) break;
+  for (++i; i < t.q_tiles();) {
+    block tile = t.tile(batch, head, i, j);
+    if (cover_of(f, tile) != cover::empty) break;
+    tile.q_begin = tile.q_end, tile.q_end = t.q;
+    block const rest = hull_of(f, tile);
+    i = is_empty(rest) ? t.q_tiles() : rest.q_begin / t.block_q;
+  }
   return i;
 }
 

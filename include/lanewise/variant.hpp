@@ -9,6 +9,7 @@
 //
 // Results depend only on unnamed call operators, so nothing that matters can be misspelt. Everything else is optional:
 //   cover cover_of(block) const        empty, partial or full: speed only; verify_cover proves it by brute force
+//   block hull_of(block) const         the part of a block outside which nothing is kept: likewise
 //   auto bind(shape) const             the variant that really runs, when it depends on the sequence lengths
 //   float operator()(row) const        logit of one more key whose value is zero (an attention sink)
 //   auto parameter_gradient() const    parameter_view<float>: where the gradient of the variant's parameter goes
@@ -43,6 +44,8 @@ struct row {
 struct block {
   std::int32_t batch, head, q_begin, q_end, k_begin, k_end;
 };
+/// No pair lies in b.
+LANEWISE_HD constexpr bool is_empty(block b) { return b.q_begin >= b.q_end || b.k_begin >= b.k_end; }
 
 /// How much of a block a mask keeps. `partial` is always a right answer; the others must hold for every pair.
 enum class cover { empty, partial, full };
@@ -77,6 +80,10 @@ concept has_grad = requires(F const& f, position at, float s) {
 template <class F>
 concept has_cover = requires(F const& f, block b) {
   { f.cover_of(b) } -> std::same_as<cover>;
+};
+template <class F>
+concept has_hull = requires(F const& f, block b) {
+  { f.hull_of(b) } -> std::same_as<block>;
 };
 template <class F>
 concept has_bind = requires(F const& f, shape s) { f.bind(s); };
@@ -135,6 +142,15 @@ template <class F>
 LANEWISE_HD constexpr cover cover_of(F const& f, block b) {
   if constexpr (has_cover<F>) return f.cover_of(b);
   else return has_mask<F> ? cover::partial : cover::full;
+}
+
+/// A block inside b that holds every pair of b that the mask keeps; where it keeps none, an end may lie at or before its
+/// begin. b itself is always a right answer. A part of b that the hull leaves out, cut along q or along k alone, is empty
+/// by cover_of too: kernels that walk by hulls and kernels that ask for covers visit the same tiles.
+template <class F>
+LANEWISE_HD constexpr block hull_of(F const& f, block b) {
+  if constexpr (has_hull<F>) return f.hull_of(b);
+  else return b;
 }
 
 /// What is wrong with a variant's run-time values (a null table, an extent that does not fit, a negative width) in a
@@ -228,6 +244,15 @@ struct combine<First, Rest...> {
     cover const y = lanewise::cover_of(rest, b);
     return y == cover::full ? x : y;
   }
+  LANEWISE_HD constexpr block hull_of(block b) const {
+    block const x = lanewise::hull_of(first, b), y = lanewise::hull_of(rest, b);
+    return {b.batch,
+            b.head,
+            x.q_begin > y.q_begin ? x.q_begin : y.q_begin,
+            x.q_end < y.q_end ? x.q_end : y.q_end,
+            x.k_begin > y.k_begin ? x.k_begin : y.k_begin,
+            x.k_end < y.k_end ? x.k_end : y.k_end};
+  }
   LANEWISE_HD constexpr auto bind(shape s) const
     requires(has_bind<First> || has_bind<rest_type>)
   {
@@ -277,7 +302,7 @@ struct combine<First, Rest...> {
 template <class... F>
 combine(F...) -> combine<F...>;
 
-/// True where f.cover_of agrees with its mask on every tile of block_q x block_k; brute force, for tests.
+/// True where f.cover_of and f.hull_of agree with its mask on every tile of block_q x block_k; brute force, for tests.
 /// On disagreement `wrong`, if given, receives the block.
 template <class F>
 constexpr bool verify_cover(F const& given, shape s, std::int32_t block_q, std::int32_t block_k, block* wrong = nullptr) {
@@ -287,11 +312,18 @@ constexpr bool verify_cover(F const& given, shape s, std::int32_t block_q, std::
       for (std::int32_t q = 0; q < s.q; q += block_q)
         for (std::int32_t k = 0; k < s.k; k += block_k) {
           block const tile{b, h, q, q + block_q < s.q ? q + block_q : s.q, k, k + block_k < s.k ? k + block_k : s.k};
-          bool any = false, all = true;
+          block const hull = hull_of(f, tile);
+          bool any = false, all = true, inside = true;
           for (std::int32_t i = tile.q_begin; i < tile.q_end; ++i)
-            for (std::int32_t j = tile.k_begin; j < tile.k_end; ++j) (keep(f, {b, h, i, j}) ? any : all) = keep(f, {b, h, i, j});
+            for (std::int32_t j = tile.k_begin; j < tile.k_end; ++j) {
+              bool const kept = keep(f, {b, h, i, j});
+              (kept ? any : all) = kept;
+              inside &= !kept || (hull.q_begin <= i && i < hull.q_end && hull.k_begin <= j && j < hull.k_end);
+            }
+          inside &= hull.q_begin >= tile.q_begin && hull.q_end <= tile.q_end;
+          inside &= hull.k_begin >= tile.k_begin && hull.k_end <= tile.k_end;
           cover const said = cover_of(f, tile);
-          if ((said == cover::empty && any) || (said == cover::full && !all)) {
+          if (!inside || (said == cover::empty && any) || (said == cover::full && !all)) {
             if (wrong) *wrong = tile;
             return false;
           }

@@ -53,9 +53,7 @@ tidy() {
 trap tidy EXIT
 
 echo "chroot.sh: $suite in $folder"
-debootstrap --variant=minbase "$suite" "$folder" "$mirror" >"$folder.log" 2>&1 ||
-  fail "debootstrap: $(tail -n 3 "$folder.log")"
-rm "$folder.log"
+said=$(debootstrap --variant=minbase "$suite" "$folder" "$mirror" 2>&1) || fail "debootstrap: $(tail -n 3 <<<"$said")"
 cp -L /etc/resolv.conf "$folder/etc/resolv.conf"
 apt-config dump | grep -iE '^Acquire::.*(proxy|CaInfo)' >"$folder/etc/apt/apt.conf.d/90host" || true
 mkdir -p "$folder/etc/ssl/certs"

@@ -407,3 +407,58 @@ TEST_CASE("the schedule visits what a brute-force count says") {
   CHECK(n.visited == visited);
   CHECK(n.total == 47 * 47);
 }
+
+/// A mask that counts how often a schedule asks it.
+template <class F>
+struct counted {
+  F inner;
+  long* asked;
+  bool operator()(position at) const { return keep(inner, at); }
+  cover cover_of(block b) const { return ++*asked, lanewise::cover_of(inner, b); }
+  block hull_of(block b) const { return ++*asked, lanewise::hull_of(inner, b); }
+};
+
+TEST_CASE("a walk visits the tiles that are not empty, in order, and asks little about the others") {
+  std::vector<std::int32_t> cu_q{3, 70, 70, 140, 300, 610}, cu_k{0, 5, 90, 90, 400, 690}, lengths{450};
+  shape const s{1, 1, 611, 700};
+  auto const check_walks = [&](auto const& given, long most) {
+    CAPTURE(most);
+    long asked = 0;
+    auto const f = bind(given, s);
+    counted<std::remove_const_t<decltype(f)>> const asking{f, &asked};
+    tiling const t{s.q, s.k, 16, 8};
+    auto const empty = [&](int i, int j) { return cover_of(f, t.tile(0, 0, i, j)) == cover::empty; };
+    for (int i = 0; i < t.q_tiles(); ++i) {
+      std::vector<int> expected, forward, backward;
+      for (int j = 0; j < t.k_tiles(); ++j)
+        if (!empty(i, j)) expected.push_back(j);
+      for (int j = next_key_tile(asking, t, 0, 0, i, -1); j < t.k_tiles(); j = next_key_tile(asking, t, 0, 0, i, j))
+        forward.push_back(j);
+      for (int j = t.k_tiles(); (j = previous_key_tile(asking, t, 0, 0, i, j)) >= 0;)
+        backward.insert(backward.begin(), j);
+      CHECK(forward == expected);
+      CHECK(backward == expected);
+      CHECK(asked <= 2 * std::ssize(expected) + most);
+      asked = 0;
+    }
+    for (int j = 0; j < t.k_tiles(); ++j) {
+      std::vector<int> expected, visited;
+      for (int i = 0; i < t.q_tiles(); ++i)
+        if (!empty(i, j)) expected.push_back(i);
+      for (int i = next_query_tile(asking, t, 0, 0, -1, j); i < t.q_tiles(); i = next_query_tile(asking, t, 0, 0, i, j))
+        visited.push_back(i);
+      CHECK(visited == expected);
+      CHECK(asked <= std::ssize(expected) + most);
+      asked = 0;
+    }
+  };
+  check_walks(full{}, 0);
+  check_walks(causal_top_left{}, 8);
+  check_walks(causal_bottom_right{}, 8);
+  check_walks(window{20, 9}, 8);
+  check_walks(window_bottom_right{0, unbounded}, 8);
+  check_walks(key_padding{lengths.data()}, 8);
+  // Keys of a document without queries may lie inside a hull: their tiles are asked one by one.
+  check_walks(documents{cu_q.data(), cu_k.data(), 5}, 48);
+  check_walks(combine{documents{cu_q.data(), cu_k.data(), 5}, window{40, 40}}, 48);
+}

@@ -26,5 +26,17 @@ constexpr status check_offset(char const* variant, std::int32_t offset, shape s)
               s.k, " keys");
 }
 
+/// The part of b where low <= k - q <= high can hold.
+LANEWISE_HD constexpr block band_hull(block b, std::int64_t low, std::int64_t high) {
+  auto const larger = [](std::int32_t x, std::int64_t y) { return y > x ? std::int32_t(y) : x; };
+  auto const smaller = [](std::int32_t x, std::int64_t y) { return y < x ? std::int32_t(y) : x; };
+  return {b.batch,
+          b.head,
+          larger(b.q_begin, b.k_begin - high),
+          smaller(b.q_end, b.k_end - low),
+          larger(b.k_begin, b.q_begin + low),
+          smaller(b.k_end, b.q_end + high)};
+}
+
 }  // namespace detail
 }  // namespace lanewise

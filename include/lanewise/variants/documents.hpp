@@ -53,24 +53,35 @@ struct documents {
     return d.q_begin == d.q_end ? -infinity : inside(d)(row{at.batch, at.head, at.q - d.q_begin});
   }
 
-  /// Exact for a block inside one document where the inner variant is; else empty only where no key of the block
-  /// belongs to a document between those of the first and the last query.
+  /// Exact for a block inside one document where the inner variant is; else empty only where the hull is.
   LANEWISE_HD constexpr cover cover_of(block b) const {
-    std::int32_t const* const starts = cu_q + b.batch * batch_stride;
-    std::int32_t const q_begin = b.q_begin > starts[0] ? b.q_begin : starts[0];
-    std::int32_t const q_end = b.q_end < starts[count] ? b.q_end : starts[count];
-    if (q_begin >= q_end) return cover::empty;
-    document const first = document_of(b.batch, q_begin), last = document_of(b.batch, q_end - 1);
-    if (b.k_end <= first.k_begin || b.k_begin >= last.k_end) return cover::empty;
-    if (first.q_begin != last.q_begin) return cover::partial;
-    std::int32_t const k_begin = b.k_begin > first.k_begin ? b.k_begin : first.k_begin;
-    std::int32_t const k_end = b.k_end < first.k_end ? b.k_end : first.k_end;
+    block const hull = hull_of(b);
+    if (is_empty(hull)) return cover::empty;
+    document const d = document_of(b.batch, hull.q_begin);
+    if (hull.q_end > d.q_end) return cover::partial;
+    std::int32_t const k_begin = hull.k_begin > d.k_begin ? hull.k_begin : d.k_begin;
+    std::int32_t const k_end = hull.k_end < d.k_end ? hull.k_end : d.k_end;
     if (k_begin >= k_end) return cover::empty;
-    cover const within =
-        lanewise::cover_of(inside(first), {b.batch, b.head, q_begin - first.q_begin, q_end - first.q_begin,
-                                           k_begin - first.k_begin, k_end - first.k_begin});
-    bool const clipped = q_begin != b.q_begin || q_end != b.q_end || k_begin != b.k_begin || k_end != b.k_end;
+    cover const within = lanewise::cover_of(
+        inside(d),
+        {b.batch, b.head, hull.q_begin - d.q_begin, hull.q_end - d.q_begin, k_begin - d.k_begin, k_end - d.k_begin});
+    bool const clipped = hull.q_begin != b.q_begin || hull.q_end != b.q_end || k_begin != b.k_begin || k_end != b.k_end;
     return clipped && within == cover::full ? cover::partial : within;
+  }
+
+  /// The keys of the documents from the first to the last query's, and the queries of those of the keys.
+  LANEWISE_HD constexpr block hull_of(block b) const {
+    b = clipped(b);
+    if (is_empty(b)) return b;
+    std::int32_t const* const q = cu_q + b.batch * batch_stride;
+    std::int32_t const* const k = cu_k + b.batch * batch_stride;
+    std::int32_t const q_first = index_of(q, b.q_begin), q_last = index_of(q, b.q_end - 1);
+    std::int32_t const k_first = index_of(k, b.k_begin), k_last = index_of(k, b.k_end - 1);
+    if (k[q_first] > b.k_begin) b.k_begin = k[q_first];
+    if (k[q_last + 1] < b.k_end) b.k_end = k[q_last + 1];
+    if (q[k_first] > b.q_begin) b.q_begin = q[k_first];
+    if (q[k_last + 1] < b.q_end) b.q_end = q[k_last + 1];
+    return b;
   }
 
   static constexpr int parameters = parameter_count<inner_type>;
@@ -104,19 +115,34 @@ struct documents {
     std::int32_t q_begin, q_end, k_begin, k_end;
   };
 
+  /// The last i with starts[i] <= at, of count + 1 entries; -1 where there is none.
+  LANEWISE_HD constexpr std::int32_t index_of(std::int32_t const* starts, std::int32_t at) const {
+    std::int32_t low = 0, high = count + 1;  // starts[low - 1] <= at < starts[high]
+    while (low < high) {
+      std::int32_t const middle = low + (high - low) / 2;
+      if (starts[middle] <= at) low = middle + 1;
+      else high = middle;
+    }
+    return low - 1;
+  }
   /// The document that query q lies in; all zeros where there is none. Of several that start at the same place it is
   /// the last, the earlier ones having no queries.
   LANEWISE_HD constexpr document document_of(std::int32_t batch, std::int32_t q) const {
     std::int32_t const* const starts = cu_q + batch * batch_stride;
-    std::int32_t low = 0, high = count + 1;  // starts[low - 1] <= q < starts[high]
-    while (low < high) {
-      std::int32_t const middle = low + (high - low) / 2;
-      if (starts[middle] <= q) low = middle + 1;
-      else high = middle;
-    }
-    if (low == 0 || low == count + 1) return {};
     std::int32_t const* const keys = cu_k + batch * batch_stride;
-    return {starts[low - 1], starts[low], keys[low - 1], keys[low]};
+    std::int32_t const i = index_of(starts, q);
+    if (i < 0 || i == count) return {};
+    return {starts[i], starts[i + 1], keys[i], keys[i + 1]};
+  }
+  /// Without what lies before the first document and after the last.
+  LANEWISE_HD constexpr block clipped(block b) const {
+    std::int32_t const* const q = cu_q + b.batch * batch_stride;
+    std::int32_t const* const k = cu_k + b.batch * batch_stride;
+    if (q[0] > b.q_begin) b.q_begin = q[0];
+    if (q[count] < b.q_end) b.q_end = q[count];
+    if (k[0] > b.k_begin) b.k_begin = k[0];
+    if (k[count] < b.k_end) b.k_end = k[count];
+    return b;
   }
   LANEWISE_HD constexpr inner_type inside(document d) const {
     return lanewise::bind(inner, {whole.batch, whole.heads, d.q_end - d.q_begin, d.k_end - d.k_begin});

@@ -18,6 +18,10 @@ struct key_padding {
     if (b.k_end <= length) return cover::full;
     return b.k_begin >= length ? cover::empty : cover::partial;
   }
+  LANEWISE_HD constexpr block hull_of(block b) const {
+    if (lengths[b.batch] < b.k_end) b.k_end = lengths[b.batch];
+    return b;
+  }
   constexpr status validate(shape s) const {
     if (lengths || s.batch == 0) return {};
     return fail(status_code::null_view, "key_padding: lengths is null, ", s.batch, " batch elements need one each");

@@ -25,6 +25,9 @@ struct window {
     if (least >= -left && most <= right) return cover::full;
     return most < -left || least > right ? cover::empty : cover::partial;
   }
+  LANEWISE_HD constexpr block hull_of(block b) const {
+    return detail::band_hull(b, std::int64_t(offset) - left, std::int64_t(offset) + right);
+  }
   constexpr status validate(shape s) const {
     if (left < 0 || right < 0)
       return fail(status_code::bad_argument, "window: left ", left, " and right ", right,
