@@ -70,7 +70,7 @@ enum class precision {
   tf32,        ///< f32 storage, operands rounded to nearest tf32 (10-bit mantissa) on the GPU; f32 on the CPU
   f16,         ///< f16 storage, f16 products
   bf16,        ///< bf16 storage, bf16 products
-  bf16_split,  ///< bf16 storage, P and dS carried in two bf16 limbs: f32-class gradients; f32 products on the CPU
+  bf16_split,  ///< bf16 storage, P and dS carried in two bf16 limbs; f32 products on the CPU
   f32_split    ///< f32 storage, each operand as two scaled f16 limbs: f32-class; f32 products on the CPU
 };
 
