@@ -55,6 +55,11 @@ using element = storage<C.precision>;
 template <config C>
 using gradient = std::conditional_t<C.gradient == gradient_type::f32, float, element<C>>;
 
+/// delta = rowsum(dO o) would bring the 8 bits of a stored o into d_q and d_k. bf16_split takes it from its equal,
+/// sum_j P_j (dO v_j), at the price of two more products.
+template <config C>
+inline constexpr bool recomputes_delta = C.precision == precision::bf16_split;
+
 /// One sentence per rule. Every argument struct checks it, so that a file which sees only `extern template` is told
 /// too.
 template <config C>

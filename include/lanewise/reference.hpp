@@ -45,8 +45,9 @@ inline constexpr number number_of = std::is_same_v<T, float> ? number::f32
 struct arithmetic {
   number sums = number::f64;      ///< everything in between: f64 or f32
   number operand = number::f64;   ///< P and dS where they enter a product
-  number output = number::f64;    ///< o, also where the backward reads it
+  number output = number::f64;    ///< o, also where delta is taken from it
   number gradient = number::f64;  ///< d_q, d_k, d_v
+  bool recompute_delta = false;   ///< delta comes from o before it was rounded to `output`
 };
 
 inline constexpr arithmetic exact{};
@@ -55,7 +56,7 @@ inline constexpr arithmetic exact{};
 template <config C>
 inline constexpr arithmetic same_precision{number::f32,
                                            C.precision == precision::bf16_split ? number::f32 : number_of<element<C>>,
-                                           number_of<element<C>>, number_of<gradient<C>>};
+                                           number_of<element<C>>, number_of<gradient<C>>, recomputes_delta<C>};
 
 /// One call. T is the storage type of the inputs: float, bf16, f16, or double (for finite differences).
 template <class T>
@@ -244,7 +245,10 @@ struct head_group {
     for (std::int64_t j = 0; j < keys; ++j)
       if (keep(f, at(b, h, i, j))) visible.push_back(std::int32_t(j));
     double const lse = forward(b, h, i);
-    for (std::int64_t c = 0; c < d; ++c) row_of(out.o, in.q.size, b, i, h)[c] = o[c] = Real(rounded(how.output, o[c]));
+    for (std::int64_t c = 0; c < d; ++c) {
+      double const stored = row_of(out.o, in.q.size, b, i, h)[c] = rounded(how.output, o[c]);
+      if (!how.recompute_delta) o[c] = Real(stored);
+    }
     out.lse[(b * in.q.size.sequence + i) * in.q.size.heads + h] = lse;
     if (!backward) return;
     gradients(b, h, i, Real(lse));

@@ -121,6 +121,22 @@ TEST_CASE("bf16 and f16, gradients in the storage type and in f32") {
   check.operator()<config{.head_dim = 40, .precision = precision::f16, .gradient = gradient_type::f32}>();
 }
 
+TEST_CASE("bf16_split with f32 gradients: f32-class, though the stored o has 8 bits") {
+  constexpr config split{.head_dim = 72, .precision = precision::bf16_split, .gradient = gradient_type::f32};
+  thread_pool pool(3);
+  auto const check = [&](auto const& f) {
+    attention_case<split> c({.batch = 2, .q = 150, .k = 200, .q_heads = 4, .kv_heads = 2});
+    c.run(on_cpu(pool), f);
+    auto const exact = c.expected(f);
+    CHECK(relative_error(c.d_q, exact.d_q) <= 5e-6);
+    CHECK(relative_error(c.d_k, exact.d_k) <= 5e-6);
+    CHECK(relative_error(c.d_v, exact.d_v) <= 5e-6);
+  };
+  check(full{});
+  check(window_bottom_right{40, 0});
+  check(combine{softcap{3.f}, causal_bottom_right{}});
+}
+
 TEST_CASE("precisions that are the GPU's run in f32 on the CPU") {
   attention_case<config{.head_dim = 64, .precision = precision::tf32}> x({});
   compare_with_reference(on_cpu{}, x, full{});

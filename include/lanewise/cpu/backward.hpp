@@ -85,18 +85,24 @@ class backward_kernel {
     extents const q = a_.q.size, k = a_.k.size;
     std::int64_t const q_tiles = tiles_.q_tiles(), k_tiles = tiles_.k_tiles();
     auto const each_query_tile = [&](auto const& work) {
-      for_each_unit(pool, q.batch * q.heads * q_tiles, [&](int, std::int64_t u) {
+      for_each_unit(pool, q.batch * q.heads * q_tiles, [&](int thread, std::int64_t u) {
         std::int64_t const bh = u / q_tiles;
-        work(tiles_.tile(std::int32_t(bh / q.heads), std::int32_t(bh % q.heads), std::int32_t(u % q_tiles), 0));
+        work(thread, tiles_.tile(std::int32_t(bh / q.heads), std::int32_t(bh % q.heads), std::int32_t(u % q_tiles), 0));
       });
     };
-    each_query_tile([&](block const& rows) { prepare(rows); });
+    each_query_tile([&](int thread, block const& rows) {
+      prepare(rows);
+      if constexpr (recomputes_delta<C>) {
+        room r = room_of(thread);
+        sum_delta(rows, r);
+      }
+    });
     for_each_unit(pool, k.batch * k.heads * k_tiles, [&](int thread, std::int64_t u) {
       std::int64_t const bh = u / k_tiles;
       room r = room_of(thread);
       key_tile(std::int32_t(bh / k.heads), std::int32_t(bh % k.heads), std::int32_t(u % k_tiles), r);
     });
-    if (a_.d_q) each_query_tile([&](block const& rows) { finish_d_q(rows); });
+    if (a_.d_q) each_query_tile([&](int, block const& rows) { finish_d_q(rows); });
   }
 
   room room_of(int thread) const {
@@ -147,6 +153,23 @@ class backward_kernel {
       shared_.base[at] = softmax::backward_base_of(*a_.lse.row(rows.batch, q, rows.head));
     }
     if (a_.d_q) *turn_of(rows) = 0;
+  }
+
+  /// delta = sum_j P_j (dO v_j) in place of rowsum(dO o).
+  void sum_delta(block const& rows, room& r) const {
+    std::int32_t const i = rows.q_begin / bq;
+    double sum[bq] = {};
+    for (std::int64_t q = rows.q_begin; q < rows.q_end; ++q) shared_.delta[row_of(rows.batch, rows.head, q)] = 0;
+    for (std::int32_t j = -1; (j = next_key_tile(f_, tiles_, rows.batch, rows.head, i, j)) < tiles_.k_tiles();) {
+      block const tile = tiles_.tile(rows.batch, rows.head, i, j);
+      load_keys(tile, r);
+      tile_gradients(tile, cover_of(f_, tile), 1.f, r);  // P dP, delta being 0
+      for (int k = 0; k < tile.k_end - tile.k_begin; ++k)
+        for (int q = 0; q < tile.q_end - tile.q_begin; ++q) sum[q] += r.d_scores[k * bq + q];
+    }
+    for (std::int64_t q = rows.q_begin; q < rows.q_end; ++q)
+      shared_.delta[row_of(rows.batch, rows.head, q)] =
+          float(sum[q - rows.q_begin]) - (a_.d_lse ? *a_.d_lse.row(rows.batch, q, rows.head) : 0.f);
   }
 
   void key_tile(std::int32_t b, std::int32_t kv_head, std::int32_t j, room& r) const {
