@@ -4,8 +4,9 @@
 //   template lanewise::status lanewise::forward<my_config>(on_cuda, forward_args<my_config> const&, my_variant const&,
 //   workspace) noexcept;
 //
-// Other files see attention.hpp and `extern template`. One path, written on mma.sync, serves sm_80 ... sm_120. A call
-// launches on its stream and returns: it allocates nothing, waits for nothing, and may be captured into a CUDA graph.
+// Other files see attention.hpp and `extern template`. One path, written on mma.sync, serves sm_80 ... sm_120; on sm_90
+// the 16-bit forward runs on wgmma where the file is compiled for sm_90a. A call launches on its stream and returns: it
+// allocates nothing, waits for nothing, and may be captured into a CUDA graph.
 #pragma once
 
 #include "attention.hpp"
@@ -16,6 +17,7 @@
 #include "cuda/sm80/forward.cuh"
 #include "cuda/sm80/parameter_gradient.cuh"
 #include "cuda/sm80/preprocess.cuh"
+#include "cuda/sm90/forward.cuh"
 #include "parameters.hpp"
 
 namespace lanewise {
@@ -39,6 +41,20 @@ constexpr char const* label(precision p, bool aligned) {
     case precision::f32_split: break;
   }
   return "";
+}
+
+constexpr char const* label_sm90(precision p) {
+  return p == precision::f16 ? "cuda sm90 wgmma f16" : "cuda sm90 wgmma bf16";
+}
+
+/// What a status says when the mma.sync forward runs on sm_90 in place of the other.
+constexpr char const* label_instead(precision p, bool aligned, sm90a_image image) {
+  bool const f16 = p == precision::f16;
+  if (image == sm90a_image::other_chip || !aligned) return label(p, aligned);
+  if (image == sm90a_image::not_compiled)
+    return f16 ? "cuda sm80 mma f16: not compiled for sm_90a" : "cuda sm80 mma bf16: not compiled for sm_90a";
+  return f16 ? "cuda sm80 mma f16: the copy engine cannot walk a view's strides"
+             : "cuda sm80 mma bf16: the copy engine cannot walk a view's strides";
 }
 
 template <config C>
@@ -73,6 +89,28 @@ backward_room backward_layout(extents q, F const& f) {
   });
   std::size_t const rows = whole(sm80::row_values::bytes(q));
   return {rows, rows + whole(most)};
+}
+
+/// The mma.sync forward; its status names the kernel.
+template <config C, tuning T, class F>
+status forward_sm80(on_cuda on, forward_args<C> const& a, F const& f, sm90a_image image) {
+  using kernel = sm80::forward_kernel<C, T, F>;
+  typename kernel::problem const p = kernel::problem_of(a, f);
+  status done = launch<kernel>(on, kernel::units(p), p);
+  if (done) done.kernel = label_instead(C.precision, p.aligned, image);
+  return done;
+}
+
+/// The wgmma forward where the device, the compiled code and the views allow it, else the other.
+template <config C, tuning T, class F>
+status forward_16_bit(on_cuda on, forward_args<C> const& a, F const& f) {
+  using kernel = sm90::forward_kernel<C, T, F>;
+  sm90a_image const image = image_of<kernel>();
+  typename kernel::problem p = kernel::problem_of(a, f);
+  if (image != sm90a_image::runs || !kernel::encode_maps(p, a)) return forward_sm80<C, T>(on, a, f, image);
+  status done = launch_persistent<kernel>(on, p.order.count(), p);
+  if (done) done.kernel = label_sm90(C.precision);
+  return done;
 }
 
 /// The launches of a backward.
@@ -154,11 +192,8 @@ status forward(on_cuda on, forward_args<C> const& a, F const& given, workspace) 
   shape const lengths = shape_of(a.q.size, a.k.size);
   if (status s = validate(given, lengths); !s) return s;
   auto const f = bind(given, lengths);
-  using kernel = sm80::forward_kernel<C, T, bound<F>>;
-  typename kernel::problem const p = kernel::problem_of(a, f);
-  status done = gpu::launch<kernel>(on, kernel::units(p), p);
-  if (done) done.kernel = gpu::label(C.precision, p.aligned);
-  return done;
+  if constexpr (sm90::has_forward<C>) return gpu::forward_16_bit<C, T>(on, a, f);
+  else return gpu::forward_sm80<C, T>(on, a, f, gpu::sm90a_image::other_chip);
 }
 
 template <config C, tuning T, class F>

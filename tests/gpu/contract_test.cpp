@@ -124,13 +124,15 @@ TEST_CASE("interleaved q, k, v and heads before the sequence") {
   auto const kernels = device.run(causal_bottom_right{}, fwd, bwd);
   device.fetch();
   CHECK(same_results(dense, strided));
-  CHECK(std::string(kernels.first) == "cuda sm80 mma f16");
+  CHECK(std::string(kernels.first).find("16-byte") == std::string::npos);
+  CHECK(std::string(kernels.first).find("strides") == std::string::npos);
 }
 
 TEST_CASE("rows that are not 16-byte aligned are copied by element, and the status says so") {
   sizes const s{1, 77, 130, 2, 2};
-  attention_case<causal> aligned(s, 9), shifted(s, 9);
-  device_case<causal>(aligned).run(causal_bottom_right{});
+  attention_case<causal> shifted(s, 9);
+  auto const exact = shifted.expected(causal_bottom_right{});
+  auto const rounded = yardstick(shifted, causal_bottom_right{});
   device_case<causal> device(shifted);
   device_memory const q(device.q.bytes() + 16), d_q(device.d_q.bytes() + 16);
   check_cuda(cudaMemcpy(q.as<f16>() + 2, device.q.as<f16>(), device.q.bytes(), cudaMemcpyDeviceToDevice));
@@ -141,7 +143,13 @@ TEST_CASE("rows that are not 16-byte aligned are copied by element, and the stat
   auto const kernels = device.run(causal_bottom_right{}, fwd, bwd);
   check_cuda(cudaMemcpy(device.d_q.as<f16>(), d_q.as<f16>() + 2, device.d_q.bytes(), cudaMemcpyDeviceToDevice));
   device.fetch();
-  CHECK(same_results(aligned, shifted));
+  auto const close = [](std::vector<f16> const& x, auto const& yard, auto const& right) {
+    CHECK(relative_error(x, right) <= device_tolerance<causal, f16>(relative_error(yard, right)));
+  };
+  close(shifted.o, rounded.o, exact.o);
+  close(shifted.d_q, rounded.d_q, exact.d_q);
+  close(shifted.d_k, rounded.d_k, exact.d_k);
+  close(shifted.d_v, rounded.d_v, exact.d_v);
   CHECK(std::string(kernels.first).find("not 16-byte aligned") != std::string::npos);
   CHECK(std::string(kernels.second).find("not 16-byte aligned") != std::string::npos);
 }
