@@ -96,7 +96,8 @@ concept has_parameter = requires(F const& f) { f.parameter_gradient(); };
 
 /// A variant changes something: it has a mask, a score or a sink, or says outright that it changes nothing.
 template <class F>
-concept variant = has_mask<F> || has_score<F> || has_sink<F> || has_bind<F> || requires { typename F::changes_nothing; };
+concept variant =
+    has_mask<F> || has_score<F> || has_sink<F> || has_bind<F> || requires { typename F::changes_nothing; };
 
 /// What a backward can differentiate: a score comes with its grad.
 template <class F>
@@ -144,9 +145,9 @@ LANEWISE_HD constexpr cover cover_of(F const& f, block b) {
   else return has_mask<F> ? cover::partial : cover::full;
 }
 
-/// A block inside b that holds every pair of b that the mask keeps; where it keeps none, an end may lie at or before its
-/// begin. b itself is always a right answer. A part of b that the hull leaves out, cut along q or along k alone, is empty
-/// by cover_of too: kernels that walk by hulls and kernels that ask for covers visit the same tiles.
+/// A block inside b that holds every pair of b that the mask keeps; where it keeps none, an end may lie at or before
+/// its begin. b itself is always a right answer. A part of b that the hull leaves out, cut along q or along k alone, is
+/// empty by cover_of too: kernels that walk by hulls and kernels that ask for covers visit the same tiles.
 template <class F>
 LANEWISE_HD constexpr block hull_of(F const& f, block b) {
   if constexpr (has_hull<F>) return f.hull_of(b);
@@ -205,7 +206,8 @@ template <class First, class... Rest>
 struct combine<First, Rest...> {
   using rest_type = combine<Rest...>;
   using changes_nothing = void;
-  static_assert(variant<First>, "combine: each part needs bool operator()(position) const or float operator()(float, position) const");
+  static_assert(variant<First>,
+                "combine: each part needs bool operator()(position) const or float operator()(float, position) const");
   static_assert(!(has_sink<First> && has_sink<rest_type>), "combine: at most one part may be a sink");
   static_assert(!has_score<First> || !has_score<rest_type> || has_grad<First> == has_grad<rest_type>,
                 "combine: either every score has float grad(float, position) const, or none has");
