@@ -22,10 +22,10 @@ struct forward_shape {
   int rows, columns, stages;
   int query_buffers;       ///< 2: the next tile's Q arrives while this one's is in use
   int producer_registers;  ///< of the copying warpgroup
-  constexpr int consumers() const { return rows / 64; }
+  LANEWISE_HD constexpr int consumers() const { return rows / 64; }
   constexpr int threads() const { return 128 * (1 + consumers()); }
   /// The launch gives 168 a thread to three warpgroups, 128 to four; what the copying one gives away the others share.
-  constexpr int consumer_registers() const {
+  LANEWISE_HD constexpr int consumer_registers() const {
     return ((consumers() == 2 ? 168 : 128) * (1 + consumers()) - producer_registers) / consumers() / 8 * 8;
   }
 };
