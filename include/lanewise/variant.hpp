@@ -246,14 +246,15 @@ struct combine<First, Rest...> {
     cover const y = lanewise::cover_of(rest, b);
     return y == cover::full ? x : y;
   }
+  /// Where the two hulls meet. Where they do not, nothing is kept, yet a tile that reaches into both is partial by
+  /// cover_of: the hull is then what such a tile has to cross.
   LANEWISE_HD constexpr block hull_of(block b) const {
     block const x = lanewise::hull_of(first, b), y = lanewise::hull_of(rest, b);
-    return {b.batch,
-            b.head,
-            x.q_begin > y.q_begin ? x.q_begin : y.q_begin,
-            x.q_end < y.q_end ? x.q_end : y.q_end,
-            x.k_begin > y.k_begin ? x.k_begin : y.k_begin,
-            x.k_end < y.k_end ? x.k_end : y.k_end};
+    if (is_empty(x)) return x;
+    if (is_empty(y)) return y;
+    cut_or_gap(x.q_begin, x.q_end, y.q_begin, y.q_end, b.q_begin, b.q_end);
+    cut_or_gap(x.k_begin, x.k_end, y.k_begin, y.k_end, b.k_begin, b.k_end);
+    return b;
   }
   LANEWISE_HD constexpr auto bind(shape s) const
     requires(has_bind<First> || has_bind<rest_type>)
@@ -292,6 +293,14 @@ struct combine<First, Rest...> {
   }
 
  private:
+  /// Of two ranges that are not empty, what they share, or from the last of the one to the first of the other.
+  LANEWISE_HD static constexpr void cut_or_gap(std::int32_t x_begin, std::int32_t x_end, std::int32_t y_begin,
+                                               std::int32_t y_end, std::int32_t& begin, std::int32_t& end) {
+    std::int32_t const last_begin = x_begin > y_begin ? x_begin : y_begin, first_end = x_end < y_end ? x_end : y_end;
+    bool const meet = last_begin < first_end;
+    begin = meet ? last_begin : first_end - 1;
+    end = meet ? first_end : last_begin + 1;
+  }
   template <class A, class... B>
   LANEWISE_HD static constexpr combine<A, B...> join(A a, combine<B...> b) {
     return combine<A, B...>(a, b, 0);
@@ -304,16 +313,50 @@ struct combine<First, Rest...> {
 template <class... F>
 combine(F...) -> combine<F...>;
 
-/// True where f.cover_of and f.hull_of agree with its mask on every tile of block_q x block_k; brute force, for tests.
-/// On disagreement `wrong`, if given, receives the block.
+namespace detail {
+
+/// `strip` is cut every `step` along k, or along q. Tiles that cover_of does not call empty reach into the hull of all
+/// that lies before each cut, or of all from it on. `wrong` receives one that does not.
+template <class F>
+constexpr bool hulls_hold(F const& f, block strip, bool along_k, std::int32_t step, block& wrong) {
+  std::int32_t const end = along_k ? strip.k_end : strip.q_end;
+  auto const part = [&](std::int32_t from, std::int32_t to) {
+    block b = strip;
+    (along_k ? b.k_begin : b.q_begin) = from, (along_k ? b.k_end : b.q_end) = to;
+    return b;
+  };
+  auto const meet = [](block const& x, block const& y) {
+    return !is_empty(y) && x.q_begin < y.q_end && y.q_begin < x.q_end && x.k_begin < y.k_end && y.k_begin < x.k_end;
+  };
+  for (std::int32_t cut = step; cut < end; cut += step) {
+    block const before = hull_of(f, part(0, cut)), after = hull_of(f, part(cut, end));
+    for (std::int32_t at = 0; at < end; at += step) {
+      block const tile = part(at, at + step < end ? at + step : end);
+      if (cover_of(f, tile) == cover::empty || meet(tile, at < cut ? before : after)) continue;
+      wrong = tile;
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace detail
+
+/// True where f.cover_of and f.hull_of agree with its mask, and with each other, on every tile of block_q x block_k;
+/// brute force, for tests. On disagreement `wrong`, if given, receives the block.
 template <class F>
 constexpr bool verify_cover(F const& given, shape s, std::int32_t block_q, std::int32_t block_k, block* wrong = nullptr) {
   auto const f = lanewise::bind(given, s);
+  auto const end_of = [](std::int32_t from, std::int32_t step, std::int32_t end) {
+    return from + step < end ? from + step : end;
+  };
+  block unused{};
+  block& found = wrong ? *wrong : unused;
   for (std::int32_t b = 0; b < s.batch; ++b)
-    for (std::int32_t h = 0; h < s.heads; ++h)
+    for (std::int32_t h = 0; h < s.heads; ++h) {
       for (std::int32_t q = 0; q < s.q; q += block_q)
         for (std::int32_t k = 0; k < s.k; k += block_k) {
-          block const tile{b, h, q, q + block_q < s.q ? q + block_q : s.q, k, k + block_k < s.k ? k + block_k : s.k};
+          block const tile{b, h, q, end_of(q, block_q, s.q), k, end_of(k, block_k, s.k)};
           block const hull = hull_of(f, tile);
           bool any = false, all = true, inside = true;
           for (std::int32_t i = tile.q_begin; i < tile.q_end; ++i)
@@ -326,10 +369,15 @@ constexpr bool verify_cover(F const& given, shape s, std::int32_t block_q, std::
           inside &= hull.k_begin >= tile.k_begin && hull.k_end <= tile.k_end;
           cover const said = cover_of(f, tile);
           if (!inside || (said == cover::empty && any) || (said == cover::full && !all)) {
-            if (wrong) *wrong = tile;
+            found = tile;
             return false;
           }
         }
+      for (std::int32_t q = 0; q < s.q; q += block_q)
+        if (!detail::hulls_hold(f, {b, h, q, end_of(q, block_q, s.q), 0, s.k}, true, block_k, found)) return false;
+      for (std::int32_t k = 0; k < s.k; k += block_k)
+        if (!detail::hulls_hold(f, {b, h, 0, s.q, k, end_of(k, block_k, s.k)}, false, block_q, found)) return false;
+    }
   return true;
 }
 

@@ -461,4 +461,9 @@ TEST_CASE("a walk visits the tiles that are not empty, in order, and asks little
   // Keys of a document without queries may lie inside a hull: their tiles are asked one by one.
   check_walks(documents{cu_q.data(), cu_k.data(), 5}, 48);
   check_walks(combine{documents{cu_q.data(), cu_k.data(), 5}, window{40, 40}}, 48);
+  // In query tile 0 the documents leave keys 0 ... 7 to queries 8 ... 11, the window to query 0: key tile 0 is visited,
+  // since each keeps something there, though both together do not. Tile 1 is empty, so the walk down from tile 2 asks
+  // for hulls, and these do not meet.
+  std::vector<std::int32_t> apart_q{0, 8, 12, 12, 16}, apart_k{0, 0, 4, 20, 30};
+  check_walks(combine{documents{apart_q.data(), apart_k.data(), 4}, window{0, unbounded, 7}}, 48);
 }
