@@ -4,7 +4,8 @@
 //   template lanewise::status lanewise::forward<my_config>(on_cpu, forward_args<my_config> const&, my_variant const&,
 //   workspace) noexcept;
 //
-// or simply in every file that calls, when there are few.
+// and the like for backward, forward_workspace and backward_workspace, as far as they are called. Or include it in every
+// file that calls, when there are few.
 #pragma once
 
 #include "attention.hpp"
@@ -16,7 +17,8 @@
 
 namespace lanewise {
 
-inline cpu_target target_of(on_cpu on) noexcept { return cpu_target(cpu::threads_of(on)); }
+/// Emitted wherever this header is seen: files that include attention.hpp alone link against it.
+[[gnu::used]] inline cpu_target target_of(on_cpu on) noexcept { return cpu_target(cpu::threads_of(on)); }
 
 namespace cpu {
 

@@ -4,4 +4,7 @@
 
 inline constexpr lanewise::config mine{.head_dim = 64, .precision = lanewise::precision::bf16};
 
-template lanewise::status lanewise::forward<mine>(on_cpu, forward_args<mine> const&, window const&, workspace) noexcept;
+namespace lanewise {
+template status forward<mine>(on_cpu, forward_args<mine> const&, window const&, workspace) noexcept;
+template std::size_t forward_workspace<mine>(cpu_target, extents, extents, window const&) noexcept;
+}  // namespace lanewise
