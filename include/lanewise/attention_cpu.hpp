@@ -4,8 +4,8 @@
 //   template lanewise::status lanewise::forward<my_config>(on_cpu, forward_args<my_config> const&, my_variant const&,
 //   workspace) noexcept;
 //
-// and the like for backward, forward_workspace and backward_workspace, as far as they are called. Or include it in every
-// file that calls, when there are few.
+// and the like for backward, forward_workspace and backward_workspace, as far as they are called. Or include it in
+// every file that calls, when there are few.
 #pragma once
 
 #include "attention.hpp"
