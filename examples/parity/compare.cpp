@@ -70,7 +70,8 @@ char const* name_of(verdict v) {
 }
 
 measured compare(std::string const& tensor, extents size, std::vector<double> const& got,
-                 std::vector<double> const& exact, std::vector<double> const* rounded, number type, bool is_gradient) {
+                 std::vector<double> const& exact, std::vector<double> const* rounded, number type, bool is_gradient,
+                 double f32) {
   measured m;
   m.tensor = tensor;
   m.relative = relative_error(got, exact);
@@ -83,8 +84,8 @@ measured compare(std::string const& tensor, extents size, std::vector<double> co
   for (int x = 3; x >= 0; --x)
     if (extent[x] > 0) m.worst[x] = where % extent[x], where /= extent[x];
   m.reference_error = rounded ? relative_error(*rounded, exact) : 0;
-  m.bar = rounded ? 2 * m.reference_error + 2 * epsilon_of(type) : f32_bar;
-  if (type == number::f32) m.bar = std::max(m.bar, f32_bar);
+  m.bar = rounded ? 2 * m.reference_error + 2 * epsilon_of(type) : f32;
+  if (type == number::f32) m.bar = std::max(m.bar, f32);
   if (is_gradient && !exact.empty() && norm_of(exact) == 0) m.result = verdict::vacuous;
   else m.result = m.relative <= m.bar ? verdict::pass : verdict::fail;
   return m;
@@ -101,6 +102,16 @@ void raise_bars(std::vector<measured>& rows, double least) {
   }
 }
 
+double f32_bar_of(problem const& p) {
+  if (p.device == device::cpu) return f32_bar;
+  switch (p.precision) {
+    case lanewise::precision::tf32: return 1e-3;
+    case lanewise::precision::bf16_split: return 1e-5;
+    case lanewise::precision::f32_split: return 2e-6;
+    default: return f32_bar;
+  }
+}
+
 bool needs_rounded(problem const& p) {
   return p.storage() != number::f32 || !p.normal_inputs ||
          (p.backward() && (p.slope.gradient || p.bias.gradient || p.logit.gradient));
@@ -111,7 +122,8 @@ measured compare_parameter(problem const& p, std::string const& tensor, paramete
   std::vector<double> got(x.gradient->begin(), x.gradient->end());
   if (p.accumulate)
     for (double& e : got) e -= parameter_prior;
-  return compare(tensor, {x.size[0], x.size[1], x.size[2], x.size[3]}, got, exact, &rounded, number::f32, true);
+  return compare(tensor, {x.size[0], x.size[1], x.size[2], x.size[3]}, got, exact, &rounded, number::f32, true,
+                 f32_bar_of(p));
 }
 
 namespace {
@@ -123,7 +135,8 @@ void add_gradients(std::vector<measured>& rows, problem const& p, outputs const&
                             std::vector<double> const& low) {
     std::vector<double> const expected = added(r, before, false);
     std::vector<double> const low_expected = earned ? added(low, before, true) : std::vector<double>{};
-    rows.push_back(compare(name, got.size, values_of(got), expected, earned ? &low_expected : nullptr, got.type, true));
+    rows.push_back(compare(name, got.size, values_of(got), expected, earned ? &low_expected : nullptr, got.type, true,
+                           f32_bar_of(p)));
     if (!r.empty() && norm_of(r) == 0) rows.back().result = verdict::vacuous;  // also where it was added to something
   };
   outputs const none, &base = prior ? *prior : none;
@@ -143,12 +156,34 @@ std::vector<measured> compare(problem const& p, outputs const& out, lanewise::re
                               lanewise::reference::result const& rounded, outputs const* prior) {
   std::vector<measured> rows;
   bool const earned = p.storage() != number::f32 || !p.normal_inputs;
-  rows.push_back(compare("o", p.q.size, values_of(out.o), exact.o, earned ? &rounded.o : nullptr, out.o.type, false));
+  double const f32 = f32_bar_of(p);
+  rows.push_back(
+      compare("o", p.q.size, values_of(out.o), exact.o, earned ? &rounded.o : nullptr, out.o.type, false, f32));
   rows.push_back(compare("lse", p.lse_size(), values_of(out.lse), exact.lse, p.normal_inputs ? nullptr : &rounded.lse,
-                         number::f32, false));
+                         number::f32, false, f32));
   if (p.backward()) add_gradients(rows, p, out, exact, rounded, prior, earned);
   if (!p.normal_inputs) raise_bars(rows, exponent_error(exact));
   return rows;
+}
+
+std::vector<std::string> kernel_faults(problem const& p, outputs const& out, std::vector<measured> const& rows) {
+  if (p.device == device::cpu) return {};
+  std::vector<std::string> faults;
+  std::string const word = p.precision == lanewise::precision::f32          ? "ffma f32"
+                           : p.precision == lanewise::precision::bf16_split ? "bf16, split"
+                           : p.precision == lanewise::precision::f32_split  ? "f32, split"
+                                                                            : name_of(p.precision);
+  auto const look = [&](char const* direction, std::string const& kernel) {
+    if (kernel.rfind("cuda", 0) != 0 || kernel.find(word) == std::string::npos)
+      faults.push_back(std::string(direction) + ": the kernel is '" + kernel + "', not one of " + name_of(p.precision));
+  };
+  look("forward", out.forward_kernel);
+  if (p.backward()) look("backward", out.backward_kernel);
+  if (p.precision == lanewise::precision::tf32)
+    for (measured const& m : rows)
+      if (m.tensor != "lse" && m.max_abs > 0 && m.relative < tf32_floor)
+        faults.push_back(m.tensor + " is too exact for tf32: another kernel ran");
+  return faults;
 }
 
 std::string header_of_rows() {

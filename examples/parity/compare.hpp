@@ -9,8 +9,14 @@
 
 namespace parity {
 
-/// The bar of f32 results of N(0, 1) inputs; LSE is f32 whatever the storage.
+/// The bar of f32 results of N(0, 1) inputs; LSE is f32 whatever the storage. On the CPU every precision with f32
+/// outputs computes in f32.
 inline constexpr double f32_bar = 5e-6;
+/// The same where the products are the GPU's: tf32 1e-3, P and dS in two bf16 limbs (16 bits) 1e-5, operands in two f16
+/// limbs (22 bits) 2e-6.
+double f32_bar_of(problem const& p);
+/// What a result in tf32 differs from f64 at least: with less, f32 ran.
+inline constexpr double tf32_floor = 1e-5;
 
 enum class verdict { pass, fail, vacuous };
 char const* name_of(verdict v);
@@ -43,10 +49,15 @@ void raise_bars(std::vector<measured>& rows, double least);
 measured compare_parameter(problem const& p, std::string const& tensor, parameter const& x,
                            std::vector<double> const& exact, std::vector<double> const& rounded);
 
-/// One tensor by itself. Its bar is f32_bar where `rounded` is null, else twice the error of `rounded` plus 2 eps of
-/// the type, and for f32 not less than f32_bar. `is_gradient` makes a zero reference vacuous.
+/// One tensor by itself. Its bar is `f32` where `rounded` is null, else twice the error of `rounded` plus 2 eps of the
+/// type, and for an f32 tensor not less than `f32`. `is_gradient` makes a zero reference vacuous.
 measured compare(std::string const& tensor, extents size, std::vector<double> const& got,
-                 std::vector<double> const& exact, std::vector<double> const* rounded, number type, bool is_gradient);
+                 std::vector<double> const& exact, std::vector<double> const* rounded, number type, bool is_gradient,
+                 double f32);
+
+/// On the GPU: sentences where the kernels that ran are not those of the precision, by their labels and, for tf32, by
+/// errors below tf32_floor.
+std::vector<std::string> kernel_faults(problem const& p, outputs const& out, std::vector<measured> const& rows);
 
 std::string header_of_rows();
 std::string row_of(measured const& m);

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <exception>
 #include <map>
+#include <set>
 #include <stdexcept>
 
 namespace parity {
@@ -22,6 +23,7 @@ struct extreme {
 struct totals {
   int passed = 0, failed = 0, skipped = 0;
   std::map<std::string, std::map<std::string, extreme>> worst{};
+  std::map<std::string, std::set<std::string>> kernels{};
 
   void take(case_result const& r) {
     if (!r.skipped.empty()) {
@@ -29,6 +31,8 @@ struct totals {
       return;
     }
     ++(r.result() == verdict::pass ? passed : failed);
+    for (std::string const& kernel : r.kernels)
+      if (!kernel.empty()) kernels[r.arithmetic].insert(kernel);
     for (measured const& m : r.rows) {
       if (m.result == verdict::vacuous) continue;
       bool const parameter =
@@ -55,7 +59,9 @@ struct totals {
         std::printf(" %-17s", text);
       }
     }
-    std::printf("\n");
+    std::printf("\n\nkernels that ran\n");
+    for (auto const& [arithmetic, names] : kernels)
+      for (std::string const& name : names) std::printf("%-16s %s\n", arithmetic.c_str(), name.c_str());
   }
 };
 
@@ -126,17 +132,17 @@ std::vector<case_result> run_meta_cases(grid_options const& o, std::uint64_t see
 
 int run_grid(grid_options const& o) {
   auto const start = std::chrono::steady_clock::now();
-  std::printf(
-      "parity grid on the CPU, %d threads; q, k, v, d_o %s, seed %llu + case; loss = sum(O * W), upstream gradient "
-      "%g\n",
-      o.threads, name_of(o.distribution), (unsigned long long)o.seed, o.upstream);
+  bool const cpu = o.device == device::cpu;
+  std::printf("parity grid on the %s; q, k, v, d_o %s, seed %llu + case; loss = sum(O * W), upstream gradient %g\n",
+              cpu ? ("CPU, " + std::to_string(o.threads) + " threads").c_str() : "GPU", name_of(o.distribution),
+              (unsigned long long)o.seed, o.upstream);
   std::printf("each row: the tensor nearest to its bar, ||x - r|| / ||r|| against f64\n");
   std::printf("%-44s %-37s %-13s %9s %9s %7s %6s\n", "case", "B  Hq/Hkv   Sq    Sk     D  type", "worst", "relative",
               "bar", "of bar", "s");
   totals sum;
   std::uint64_t seed = o.seed * 1000003;
   auto const wanted = [&](std::string const& name) { return o.only.empty() || name.find(o.only) != std::string::npos; };
-  for (grid_case const& c : grid_cases()) {
+  for (grid_case const& c : grid_cases(o.device)) {
     seed += 16;
     double const work = double(c.size.batch) * c.size.heads * c.size.q * c.size.k * c.size.head_dim;
     if (!wanted(c.name) || (o.quick && work > quick_limit)) continue;
@@ -148,7 +154,10 @@ int run_grid(grid_options const& o) {
     }
     print(r), sum.take(r);
   }
-  for (auto* group : {run_stock_masks, run_stock_scores, run_stock_storage, run_meta_cases})
+  // Stock variants as types: tests/gpu runs them on a GPU, an instance each.
+  std::vector<decltype(&run_meta_cases)> groups{run_meta_cases};
+  if (cpu) groups = {run_stock_masks, run_stock_scores, run_stock_storage, run_meta_cases};
+  for (auto* group : groups)
     for (case_result const& r : group(o, seed += 16))
       if (wanted(r.name)) print(r), sum.take(r);
   double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -43,15 +43,16 @@ struct grid_case {
   bool zero = false;                          ///< no pair at all: every output must be zero
 };
 
-std::vector<grid_case> grid_cases();
+std::vector<grid_case> grid_cases(device where);
 
 struct grid_options {
   bool quick = false;   ///< leave out the cases of more than quick_limit pair products
   double upstream = 1;  ///< gradient of the loss; 0 makes every case vacuous
   parity::distribution distribution = distribution::normal;
   std::uint64_t seed = 1;
-  int threads = 1;
+  int threads = 1;     ///< of the CPU: the engine's there, and always the reference's
   std::string only{};  ///< cases whose name contains this
+  parity::device device = parity::device::cpu;
 };
 /// B Hq Sq Sk D of a quick case at most.
 inline constexpr double quick_limit = 1.7e8;
@@ -61,8 +62,9 @@ struct case_result {
   std::string name{}, sizes{};
   std::string arithmetic{};  ///< "bf16", "bf16>f32": precision, and f32 gradients
   std::vector<measured> rows{};
-  std::vector<std::string> faults{};  ///< broken promises that no norm shows: bits that differ, zeros that are none
-  std::string skipped{};              ///< why it did not run
+  std::vector<std::string> faults{};   ///< broken promises that no norm shows: bits that differ, zeros that are none
+  std::string skipped{};               ///< why it did not run
+  std::vector<std::string> kernels{};  ///< that ran
   std::int64_t dead_rows = 0, dead_keys = 0;
   double seconds = 0;
 

@@ -153,7 +153,7 @@ void prepare_parameters(problem const& p) {
 
 double work_of(dimensions const& d) { return double(d.batch) * d.heads * d.q * d.k * d.head_dim; }
 
-/// Bits that must not depend on the number of threads, nor on strides.
+/// Bits that must not depend on the number of threads, on the run, nor on strides.
 void check_bits(grid_case const& c, problem const& p, outputs const& out, outputs const& prior, grid_options const& o,
                 std::vector<std::string>& faults) {
   auto const rerun = [&](problem const& again, placement how, int threads) {
@@ -174,11 +174,11 @@ void check_bits(grid_case const& c, problem const& p, outputs const& out, output
   };
   auto const before = gradients();
   int const other = o.threads == 1 ? 3 : 1;
-  require_same(out, rerun(p, c.accumulate ? placement::dense : c.placement, other),
-               "with " + std::to_string(other) + " threads", faults);
+  std::string const when = p.device == device::cuda ? "in a second run" : "with " + std::to_string(other) + " threads";
+  require_same(out, rerun(p, c.accumulate ? placement::dense : c.placement, other), when, faults);
   auto const after = gradients();
   if (std::memcmp(before.data(), after.data(), before.size() * sizeof(float)) != 0)
-    faults.push_back("parameter gradients have other bits with " + std::to_string(other) + " threads");
+    faults.push_back("parameter gradients have other bits " + when);
   if (c.placement != placement::dense)
     require_same(out, rerun(dense_of(p), placement::dense, o.threads), "with dense tensors", faults);
 }
@@ -229,7 +229,7 @@ problem problem_of(grid_case const& c, grid_options const& o, std::uint64_t seed
     scale_by(p.d_lse, o.upstream);
   }
   p.scale = lanewise::default_scale(c.size.head_dim);
-  p.precision = c.precision;
+  p.precision = c.precision, p.device = o.device;
   p.normal_inputs = o.distribution == distribution::normal;
   p.gradient = c.gradient, p.empty_lse = c.empty_lse, p.accumulate = c.accumulate;
   if (c.variant) c.variant(p);
@@ -298,6 +298,12 @@ case_result run_case(grid_case const& c, grid_options const& o, std::uint64_t se
   lanewise::reference::result rounded;
   if (needs_rounded(p)) rounded = rounded_reference(p, o.threads);
   r.rows = compare(p, out, exact, rounded, c.accumulate ? &prior : nullptr);
+  r.kernels = {out.forward_kernel, out.backward_kernel};
+  for (std::string& fault : kernel_faults(p, out, r.rows)) r.faults.push_back(std::move(fault));
+  if (o.device == device::cuda && c.placement == placement::padded)
+    for (std::string const& kernel : r.kernels)
+      if (kernel.find("not 16-byte aligned") == std::string::npos)
+        r.faults.push_back("rows are not aligned, but the kernel is '" + kernel + "'");
   if (c.zero)
     for (measured& m : r.rows)
       if (m.result == verdict::vacuous && m.max_abs == 0) m.result = verdict::pass;

@@ -7,6 +7,7 @@
 
 #include "../common/safetensors.hpp"
 #include "compare.hpp"
+#include "cuda.hpp"
 #include "grid.hpp"
 #include "request.hpp"
 
@@ -66,8 +67,10 @@ void add_device_options(CLI::App& app, request& r) {
   app.add_option("--threads", r.threads, "threads; every core unless given")->check(CLI::Range(1, 4096));
 }
 
-void require_device(std::string const& device) {
-  if (device != "cpu") throw std::runtime_error("--device cuda: this parity was built without CUDA; use --device cpu");
+device device_of(request const& r) {
+  if (r.device == "cpu") return device::cpu;
+  require_cuda();
+  return device::cuda;
 }
 
 lanewise::on_cpu backend(lanewise::thread_pool& pool, request const& r) { return {pool, isa_of(r.isa)}; }
@@ -80,10 +83,11 @@ void show(problem const& p, outputs const& out, std::vector<std::string> const& 
 }
 
 int run_file(request const& r) {
-  require_device(r.device);
+  device const where = device_of(r);
   auto const file = safetensors::read(r.in);
   std::vector<std::string> remarks;
-  problem const p = problem_of(file, r, remarks);
+  problem p = problem_of(file, r, remarks);
+  p.device = where;
   outputs out = outputs_of(p, r);
   lanewise::thread_pool pool(threads_of(r));
   run(p, out, backend(pool, r));
@@ -120,7 +124,7 @@ std::vector<measured> compare_file(safetensors::file const& f, problem const& p,
       throw std::runtime_error(f.path.string() + ": " + t.name + " is " + text_of(x.size) + ", expected " +
                                text_of(t.own.size) + " in [b, s, h, d]");
     rows.push_back(compare(t.name, x.size, values_of(x), t.exact, &t.rounded, x.type,
-                           t.own.size.head_dim > 1 && t.name[0] == 'd'));
+                           t.own.size.head_dim > 1 && t.name[0] == 'd', f32_bar_of(p)));
   }
   if (rows.empty()) throw std::runtime_error(f.path.string() + ": holds none of o, lse, dq, dk, dv");
   raise_bars(rows, exponent_error(exact));
@@ -128,10 +132,11 @@ std::vector<measured> compare_file(safetensors::file const& f, problem const& p,
 }
 
 int check_file(request const& r, std::string const& against) {
-  require_device(r.device);
+  device const where = device_of(r);
   auto const file = safetensors::read(r.in);
   std::vector<std::string> remarks;
-  problem const p = problem_of(file, r, remarks);
+  problem p = problem_of(file, r, remarks);
+  p.device = where;
   outputs out = outputs_of(p, r);
   {
     lanewise::thread_pool pool(threads_of(r));
@@ -150,7 +155,9 @@ int check_file(request const& r, std::string const& against) {
     }
   };
   std::printf("lanewise against f64\n");
-  print(compare(p, out, exact, rounded));
+  std::vector<measured> const rows = compare(p, out, exact, rounded);
+  print(rows);
+  for (std::string const& fault : kernel_faults(p, out, rows)) std::printf("FAIL %s\n", fault.c_str()), ++failed;
   if (!against.empty()) {
     std::printf("%s against f64\n", against.c_str());
     print(compare_file(safetensors::read(against), p, r, exact, rounded));
@@ -266,7 +273,7 @@ int main_of(int argc, char** argv) {
   if (*run_command) return run_file(r);
   if (*check_command) return check_file(r, against);
   if (*make_command) return make_file(m);
-  require_device(r.device);
+  g.device = device_of(r);
   g.distribution = distribution_of(kind);
   g.threads = threads_of(r);
   return run_grid(g) > 0;

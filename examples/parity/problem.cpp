@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "cuda.hpp"
 #include "engine.hpp"
 
 namespace parity {
@@ -55,6 +56,15 @@ lanewise::reference::result reference_of(problem const& p, lanewise::reference::
   }
 }
 
+/// Dense, every element rounded to the nearest with 10 bits behind the point.
+array rounded_to_tf32(array const& x) {
+  array r = converted(x, number::f32);
+  float* const data = reinterpret_cast<float*>(r.bytes->data());
+  for (std::int64_t i = 0; i < r.size.count(); ++i)
+    data[i] = lanewise::bit_cast<float>((lanewise::bit_cast<std::uint32_t>(data[i]) + 0x1000u) & 0xffffe000u);
+  return r;
+}
+
 template <int... D>
 std::vector<int> list_of(int_list<D...>) {
   return {D...};
@@ -80,13 +90,10 @@ outputs make_outputs(problem const& p) {
 }
 
 void run(problem const& p, outputs& out, lanewise::on_cpu on) {
-  auto const compiled = compiled_head_dims(p.precision, p.backward() ? p.gradient : gradient_type::storage);
-  if (std::find(compiled.begin(), compiled.end(), p.q.size.head_dim) == compiled.end()) {
-    std::string text = "parity is compiled for head dims";
-    for (int d : compiled) (text += ' ') += std::to_string(d);
-    throw std::runtime_error(text + " with precision " + name_of(p.precision) + ", not " +
-                             std::to_string(p.q.size.head_dim) + "; examples/parity/engine.hpp has the list");
-  }
+  if (p.device == device::cuda) return run_on_cuda(p, out);
+  auto const compiled = compiled_head_dims(p.device, p.precision, p.backward() ? p.gradient : gradient_type::storage);
+  if (std::find(compiled.begin(), compiled.end(), p.q.size.head_dim) == compiled.end())
+    throw not_compiled(p, compiled, "examples/parity/engine.hpp");
   switch (p.precision) {
     case precision::bf16: return run_stored<precision::bf16>(p, out, on);
     case precision::bf16_split: return run_stored<precision::bf16_split>(p, out, on);
@@ -95,7 +102,15 @@ void run(problem const& p, outputs& out, lanewise::on_cpu on) {
   }
 }
 
-std::vector<int> compiled_head_dims(precision p, gradient_type g) {
+std::runtime_error not_compiled(problem const& p, std::vector<int> const& compiled, char const* list) {
+  std::string text = "parity is compiled for head dims";
+  for (int d : compiled) (text += ' ') += std::to_string(d);
+  return std::runtime_error(text + " with precision " + name_of(p.precision) + ", not " +
+                            std::to_string(p.q.size.head_dim) + "; " + list + " has the list");
+}
+
+std::vector<int> compiled_head_dims(device where, precision p, gradient_type g) {
+  if (where == device::cuda) return cuda_head_dims(p, g);
   bool const few = p == precision::bf16_split || (g == gradient_type::f32 && storage_of(p) != number::f32);
   return few ? list_of(few_head_dims{}) : list_of(head_dims{});
 }
@@ -105,8 +120,20 @@ lanewise::reference::result exact_reference(problem const& p, int threads) {
 }
 
 lanewise::reference::result rounded_reference(problem const& p, int threads) {
-  number const operand = p.precision == precision::bf16_split ? number::f32 : p.storage();
-  return reference_of(p, {number::f32, operand, p.storage(), p.gradient_storage()}, threads);
+  if (p.device == device::cuda && p.precision == precision::tf32) {
+    problem rounded = p;  // every operand has 11 bits, as an f16 has
+    for (array* x : {&rounded.q, &rounded.k, &rounded.v, &rounded.d_o})
+      if (*x) *x = rounded_to_tf32(*x);
+    return reference_of(rounded, {number::f64, number::f16, number::f32, number::f32}, threads);
+  }
+  bool const split = p.precision == precision::bf16_split;
+  return reference_of(p,
+                      {.sums = number::f32,
+                       .operand = split ? number::f32 : p.storage(),
+                       .output = p.storage(),
+                       .gradient = p.gradient_storage(),
+                       .recompute_delta = split && p.device == device::cpu},  // a GPU takes delta from the stored o
+                      threads);
 }
 
 }  // namespace parity

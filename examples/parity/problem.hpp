@@ -5,11 +5,12 @@
 #include <lanewise/attention.hpp>
 #include <limits>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "tensors.hpp"
-#include "variants.hpp"
+#include "variants_in_f64.hpp"
 
 namespace parity {
 
@@ -41,6 +42,8 @@ struct mask_data {
   std::vector<std::uint32_t> key_bits{};
 };
 
+enum class device { cpu, cuda };
+
 struct problem {
   array q{}, k{}, v{}, d_o{}, d_lse{};  ///< d_o left out: forward only
   choice variant{};
@@ -52,6 +55,7 @@ struct problem {
   bool normal_inputs = false;          ///< q, k, v and d_o are N(0, 1), for which the f32 bar holds
   parameter slope{}, bias{}, logit{};  ///< what variant's alibi, bias and sink point at
   std::shared_ptr<mask_data> masks = std::make_shared<mask_data>();
+  parity::device device = parity::device::cpu;
 
   number storage() const { return q.type; }
   number gradient_storage() const { return gradient == lanewise::gradient_type::f32 ? number::f32 : q.type; }
@@ -81,14 +85,18 @@ number storage_of(lanewise::precision p);
 /// Outputs of the right sizes, every byte 0xff.
 outputs make_outputs(problem const& p);
 
-/// Runs forward, and backward where d_o is given. Throws std::runtime_error with the status where the engine refuses.
-/// The gradients of parameters go to their `gradient`, where they have one.
+/// Runs forward, and backward where d_o is given, on the problem's device; `on` says how where that is the CPU. Throws
+/// std::runtime_error with the status where the engine refuses. The gradients of parameters go to their `gradient`,
+/// where they have one.
 void run(problem const& p, outputs& out, lanewise::on_cpu on);
 
 /// Head dims that run() is compiled for, with these types.
-std::vector<int> compiled_head_dims(lanewise::precision p, lanewise::gradient_type g);
+std::vector<int> compiled_head_dims(device where, lanewise::precision p, lanewise::gradient_type g);
 
-/// The reference on the same problem: exact, or rounding as the precision may.
+/// The refusal of a problem whose types and head dim are not among the `compiled` ones.
+std::runtime_error not_compiled(problem const& p, std::vector<int> const& compiled, char const* list);
+
+/// The reference on the same problem: exact, or rounding as the precision may on its device.
 lanewise::reference::result exact_reference(problem const& p, int threads);
 lanewise::reference::result rounded_reference(problem const& p, int threads);
 

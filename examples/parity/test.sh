@@ -46,7 +46,7 @@ expect "a layout that does not fit" 2 "q is \[2, 37, 4, 40\] in \[b, s, h, d\]: 
 expect "make, innermost dimension not head_dim" 0 wrote "$parity" make "$dir/odd" "${shape[@]}" --order bsdh
 expect "an innermost dimension that is not contiguous" 2 'forward: bad_stride: q' "$parity" check "$dir/odd" --layout q=bsdh,k=bsdh,v=bsdh,d_o=bsdh
 expect "a head dim that is not compiled" 2 'head dims 8 16 .* not 48' bash -c "$parity make $dir/e --head-dim 48 && $parity check $dir/e"
-expect "cuda" 2 'built without CUDA' "$parity" check "$dir/dense" --device cuda
+expect "cuda" 2 'built without CUDA.*parity_cuda' "$parity" check "$dir/dense" --device cuda
 expect "no command" 106 'subcommand is required' "$parity"
 
 expect "a zero upstream gradient is no pass" 1 'FAIL\(vacuous\)' "$parity" grid --quick --upstream 0 --case "grouped heads"

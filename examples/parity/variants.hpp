@@ -1,9 +1,8 @@
 // The variants that parity is compiled for: stock ones, each switched on or off at run time, so that one instance of a
-// kernel serves every combination on the command line.
+// kernel serves every combination on the command line, on the CPU and on a GPU.
 #pragma once
 
 #include <cstdint>
-#include <lanewise/reference.hpp>
 #include <lanewise/variant.hpp>
 #include <lanewise/variants/alibi.hpp>
 #include <lanewise/variants/bias.hpp>
@@ -26,30 +25,32 @@ struct switched {
   F f{};
 
   constexpr switched() = default;
-  constexpr switched(F f) : on(true), f(f) {}
-  constexpr switched(bool on, F f) : on(on), f(f) {}
+  LANEWISE_HD constexpr switched(F f) : on(true), f(f) {}
+  LANEWISE_HD constexpr switched(bool on, F f) : on(on), f(f) {}
 
-  constexpr bool operator()(lanewise::position at) const requires lanewise::has_mask<F> { return !on || f(at); }
-  constexpr float operator()(float s, lanewise::position at) const requires lanewise::has_score<F> {
+  LANEWISE_HD constexpr bool operator()(lanewise::position at) const requires lanewise::has_mask<F> {
+    return !on || f(at);
+  }
+  LANEWISE_HD constexpr float operator()(float s, lanewise::position at) const requires lanewise::has_score<F> {
     return on ? f(s, at) : s;
   }
-  constexpr float grad(float s, lanewise::position at) const requires lanewise::has_grad<F> {
+  LANEWISE_HD constexpr float grad(float s, lanewise::position at) const requires lanewise::has_grad<F> {
     return on ? f.grad(s, at) : 1.f;
   }
-  constexpr float operator()(lanewise::row at) const requires lanewise::has_sink<F> {
+  LANEWISE_HD constexpr float operator()(lanewise::row at) const requires lanewise::has_sink<F> {
     return on ? f(at) : -lanewise::infinity;
   }
-  constexpr lanewise::cover cover_of(lanewise::block b) const {
+  LANEWISE_HD constexpr lanewise::cover cover_of(lanewise::block b) const {
     return on ? lanewise::cover_of(f, b) : lanewise::cover::full;
   }
-  constexpr auto bind(lanewise::shape s) const requires lanewise::has_bind<F> {
+  LANEWISE_HD constexpr auto bind(lanewise::shape s) const requires lanewise::has_bind<F> {
     return switched<lanewise::bound<F>>(on, f.bind(s));
   }
   lanewise::status validate(lanewise::shape s) const { return on ? lanewise::validate(f, s) : lanewise::status{}; }
-  constexpr lanewise::parameter_view<float> parameter_gradient() const requires lanewise::has_parameter<F> {
+  LANEWISE_HD constexpr lanewise::parameter_view<float> parameter_gradient() const requires lanewise::has_parameter<F> {
     return on ? f.parameter_gradient() : lanewise::parameter_view<float>{};
   }
-  constexpr float parameter_factor(float s, lanewise::position at) const
+  LANEWISE_HD constexpr float parameter_factor(float s, lanewise::position at) const
       requires(lanewise::has_parameter<F>&& lanewise::has_score<F>) {
     return f.parameter_factor(s, at);
   }
@@ -58,7 +59,7 @@ struct switched {
 /// Query rows that see nothing: what a user's own mask may look like.
 struct dead_rows {
   std::int32_t rows[3] = {-1, -1, -1};
-  constexpr bool operator()(lanewise::position at) const {
+  LANEWISE_HD constexpr bool operator()(lanewise::position at) const {
     return at.q != rows[0] && at.q != rows[1] && at.q != rows[2];
   }
 };
@@ -99,17 +100,3 @@ struct choice {
 };
 
 }  // namespace parity
-
-template <class F>
-struct lanewise::reference::in_f64<parity::switched<F>> {
-  static double score(parity::switched<F> const& f, double s, position at) {
-    return f.on ? in_f64<F>::score(f.f, s, at) : s;
-  }
-  static double grad(parity::switched<F> const& f, double s, position at) {
-    return f.on ? in_f64<F>::grad(f.f, s, at) : 1;
-  }
-  template <int I>
-  static double factor(parity::switched<F> const& f, double s, position at) {
-    return in_f64<F>::template factor<I>(f.f, s, at);
-  }
-};
