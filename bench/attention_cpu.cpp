@@ -1,7 +1,5 @@
 // Google Benchmark driver of the CPU backend, with the softmax chain on OpenBLAS and the processor's FMA rate beside
-// it.
-//
-//   FLOP = 4 B H Sq Sk D live forward, 2.5 times that backward; live is the fraction of pairs that the mask keeps
+// it. shapes.hpp says what is measured.
 //
 // Tensors lie as in the trainer: q and k are parts of [B, S, Hq + Hkv, D], v of [B, S, Hq + 2 Hkv, D]. Before a row is
 // timed, a short problem of its kind is compared with the f64 reference; a row that is wrong ends the program.
@@ -10,57 +8,24 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <lanewise/attention_cpu.hpp>
 #include <lanewise/reference.hpp>
 #include <lanewise/variants/causal.hpp>
 #include <lanewise/variants/window.hpp>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "fma_peak.hpp"
 #include "openblas_chain.hpp"
+#include "shapes.hpp"
 
 namespace bench {
 namespace {
 
 using namespace lanewise;
-
-enum class mask { full, causal, window };
-
-struct shape_row {
-  std::string id;  ///< of a training shape; else empty
-  std::int64_t batch, q_heads, kv_heads, q_length, k_length;
-  mask kind;
-
-  double live() const {
-    double pairs = 0;
-    for (std::int64_t i = 0; i < q_length; ++i) {
-      std::int64_t const begin = kind == mask::window ? std::max<std::int64_t>(0, i - 128) : 0;
-      std::int64_t const end = kind == mask::full     ? k_length
-                               : kind == mask::causal ? std::min(i + 1, k_length)
-                                                      : std::min(i + 129, k_length);
-      pairs += double(std::max<std::int64_t>(0, end - begin));
-    }
-    return pairs / (double(q_length) * double(k_length));
-  }
-};
-
-template <class T>
-std::vector<T> random_values(std::int64_t count, std::uint32_t seed) {
-  std::vector<T> out(static_cast<std::size_t>(count));
-  for (T& x : out) {  // sums of four uniform numbers, of variance 1
-    float sum = 0;
-    for (int i = 0; i < 4; ++i) sum += float((seed = seed * 1664525u + 1013904223u) >> 8) * 0x1p-24f - 0.5f;
-    x = from_float<T>(sum * 1.7320508f);
-  }
-  return out;
-}
 
 /// The tensors of one call and its scratch.
 template <config C, class F>
@@ -143,20 +108,6 @@ struct runner {
   }
 };
 
-template <class T>
-double distance(view<T> got, std::vector<double> const& expected) {
-  double error = 0, norm = 0;
-  std::size_t at = 0;
-  for (std::int64_t b = 0; b < got.size.batch; ++b)
-    for (std::int64_t s = 0; s < got.size.sequence; ++s)
-      for (std::int64_t h = 0; h < got.size.heads; ++h)
-        for (std::int64_t i = 0; i < got.size.head_dim; ++i, ++at) {
-          double const difference = double(to_float(got.row(b, s, h)[i])) - expected[at];
-          error += difference * difference, norm += expected[at] * expected[at];
-        }
-  return std::sqrt(error / norm);
-}
-
 /// Relative Frobenius error against f64 of a short problem of the row's kind. Bounds: f32 5e-6; 16-bit storage has a
 /// unit roundoff of 2^-9 (bf16) or 2^-12 (f16), and P, dS and the result are rounded to it: four of them.
 template <config C, class F>
@@ -186,10 +137,9 @@ void time_row(benchmark::State& state, shape_row const& s, thread_pool& pool, ar
     if (backward) r.backward();
     else r.forward();
   }
-  double const live = s.live(), pairs = double(s.batch * s.q_heads) * double(s.q_length) * double(s.k_length);
-  double const flop = 4 * pairs * C.head_dim * live * (backward ? 2.5 : 1);
+  double const flop = s.flop(C.head_dim, backward);
   state.counters["gflops"] = benchmark::Counter(flop * 1e-9, benchmark::Counter::kIsIterationInvariantRate);
-  state.counters["live"] = live;
+  state.counters["live"] = s.live();
   state.counters["saved_bytes"] = double(r.chain ? r.chain->saved_bytes() : r.p.lse_data.size() * sizeof(float));
   state.counters["workspace_bytes"] = double(r.chain    ? (backward ? r.chain->scratch_bytes() : 0)
                                              : backward ? r.p.backward_bytes
@@ -201,13 +151,10 @@ benchmark::internal::Benchmark* usual(benchmark::internal::Benchmark* b) {
 }
 
 template <config C, class F>
-void add_rows(shape_row const& s, thread_pool& pool, char const* type, char const* mask_name) {
+void add_rows(shape_row const& s, thread_pool& pool, char const* type) {
   for (arm const which : {arm::lanewise, arm::chain}) {
     if (which == arm::chain && (C.precision != precision::f32 || s.kind == mask::window)) continue;
-    std::string const tail =
-        std::string(type) + "/d" + std::to_string(C.head_dim) + "/gqa" + std::to_string(s.q_heads / s.kv_heads) + "/" +
-        mask_name + "/b" + std::to_string(s.batch) + "/s" + std::to_string(s.q_length) +
-        (s.k_length == s.q_length ? "" : "x" + std::to_string(s.k_length)) + (s.id.empty() ? "" : "/" + s.id);
+    std::string const tail = s.name(type, C.head_dim);
     double const chain_bytes = 4.0 * double(s.batch * s.q_heads + pool.size()) * double(s.q_length * s.k_length);
     if (which == arm::chain && chain_bytes > 4e9) {
       std::fprintf(stderr, "SKIP chain/%s: it would keep %.1f GB\n", tail.c_str(), chain_bytes * 1e-9);
@@ -224,9 +171,9 @@ void add_rows(shape_row const& s, thread_pool& pool, char const* type, char cons
 template <config C>
 void add_masks(shape_row const& s, thread_pool& pool, char const* type) {
   switch (s.kind) {
-    case mask::full: return add_rows<C, full>(s, pool, type, "full");
-    case mask::causal: return add_rows<C, causal_top_left>(s, pool, type, "causal");
-    case mask::window: return add_rows<C, window>(s, pool, type, "window128");
+    case mask::full: return add_rows<C, full>(s, pool, type);
+    case mask::causal: return add_rows<C, causal_top_left>(s, pool, type);
+    case mask::window: return add_rows<C, window>(s, pool, type);
   }
 }
 
@@ -244,21 +191,8 @@ void add_grid(thread_pool& pool) {
 
 /// Training shapes with two key/value heads and their query heads, so that a row takes at most a few seconds.
 void add_training(std::string const& path, thread_pool& pool) {
-  std::ifstream in(path);
-  if (!in) throw std::runtime_error("cannot open " + path);
-  for (auto const& t : nlohmann::json::parse(in).at("training")) {
-    std::string const name = t.at("mask");
-    std::int64_t const ratio = t.at("q_heads").get<std::int64_t>() / t.at("kv_heads").get<std::int64_t>();
-    shape_row const s{t.at("id"),
-                      t.at("batch"),
-                      2 * ratio,
-                      2,
-                      t.at("q_len"),
-                      t.at("k_len"),
-                      name == "causal"             ? mask::causal
-                      : name.starts_with("window") ? mask::window
-                                                   : mask::full};
-    int const head_dim = t.at("head_dim");
+  for (auto [s, head_dim] : training_shapes(path)) {
+    s.q_heads = 2 * (s.q_heads / s.kv_heads), s.kv_heads = 2;
     if (head_dim == 64) add_masks<config{.head_dim = 64}>(s, pool, "f32");
     else if (head_dim == 128) add_masks<config{.head_dim = 128}>(s, pool, "f32");
     else throw std::runtime_error(s.id + ": head_dim " + std::to_string(head_dim) + " is not compiled in (64, 128)");

@@ -59,6 +59,28 @@ def peers_table(run):
     return "\n".join(out) + "\n"
 
 
+def peers_cuda_table(run):
+    """TFLOP/s of lanewise and how many times as long each contestant takes."""
+    names = list(dict.fromkeys(n for r in run["rows"] for n in r["ratios"]))
+    out = [f"`{run['command']}`; {run['chip']}, driver {run['driver']}, PyTorch {run['torch']}, commit {run['commit']}, {run['date']}.\n",
+           f"| row | live | TFLOP/s | error | {' | '.join(names)} |", "|---|---|---|---|" + "---|" * len(names)]
+    for r in run["rows"]:
+        cells = [f"{r['ratios'][n]:.2f}x ({r['errors'][n]:.1e})" if n in r["ratios"] else "-" for n in names]
+        rate = r["flop"] / statistics.median(r["seconds"]["lanewise"]) / 1e12
+        out.append(f"| {r['name']} | {r['live']:.3f} | {rate:.0f} | {r['errors']['lanewise']:.1e} | {' | '.join(cells)} |")
+    out += ["", f"| geometric mean | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
+    for dtype, direction in dict.fromkeys((r["dtype"], r["direction"]) for r in run["rows"]):
+        cells = []
+        for n in names:
+            these = [r["ratios"][n] for r in run["rows"] if (r["dtype"], r["direction"]) == (dtype, direction) and n in r["ratios"]]
+            cells.append(f"{statistics.geometric_mean(these):.2f}x" if these else "-")
+        out.append(f"| {dtype} {direction} | {' | '.join(cells)} |")
+    for name, rows in run["unavailable"].items():
+        for why in dict.fromkeys(rows.values()):
+            out.append(f"\n{name} is missing on {sum(w == why for w in rows.values())} shapes: {why}")
+    return "\n".join(out) + "\n"
+
+
 def plot(run):
     """Percent of the FMA rate by CPU time, f32: lanewise and the chain, a pair of bars a row."""
     rows = run["rows"]
@@ -86,7 +108,7 @@ def main():
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     old = page = PAGE.read_text()
-    for name, table in (("cpu", cpu_table), ("peers_cpu", peers_table)):
+    for name, table in (("cpu", cpu_table), ("peers_cpu", peers_table), ("peers_cuda", peers_cuda_table)):
         if (run := results(name)) is not None:
             page = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m: m[1] + table(run) + m[2], page, flags=re.S)
     drawn = plot(results("cpu")) if results("cpu") else None

@@ -1,19 +1,28 @@
 #!/usr/bin/env python3
-"""lanewise beside PyTorch's scaled_dot_product_attention, forward and backward, in one process.
-
-Both read the same tensors, [batch, heads, sequence, head_dim] contiguous (PyTorch's own order), with the same number of
-threads. Runs alternate within every repetition, in an order drawn anew each time; the figure is the median. The error
-of each is the relative Frobenius distance from attention in f64 on the same inputs. Beside the ratio of times on the
-clock stands the ratio of CPU times of all threads, which other programs on the machine disturb less; PyTorch's threads
-spin while they wait, and on a busy machine that counts as its CPU time. With --threads 1 nothing spins.
+"""lanewise beside PyTorch's attention, forward and backward, in one process.
 
   peers.py --device cpu --library BUILD/bench/liblanewise_peers.a [--json OUT]
+  peers.py --device cuda --library BUILD/bench/liblanewise_peers_cuda.a [--json OUT]
 
-needs torch. The library is linked into a private shared object first, so a rebuild cannot change a running measurement.
+Both read the same tensors: [batch, heads, sequence, head_dim] in memory on the CPU, PyTorch's own order, [batch, sequence,
+heads, head_dim] on a GPU, as trainers lay them out. Runs alternate within every repetition, in an order drawn anew each
+time; the figure is the median. Errors are relative Frobenius distances from attention in f64 on the same inputs.
+
+On the CPU both have the same number of threads. Beside the ratio of times on the clock stands the ratio of CPU times of
+all threads, which other programs on the machine disturb less; PyTorch's threads spin while they wait, and on a busy
+machine that counts as its CPU time. With --threads 1 nothing spins.
+
+On a GPU a time lies between two events, behind a fill of twice the L2 cache. The rows are a grid of 16,384 tokens of 2048
+numbers and the training shapes of shapes.json, in each precision that has an instance; --rows keeps those whose name
+matches a pattern, --against names the contestants (FlexAttention compiles for seconds a row and is on windows only unless
+named). A contestant that cannot take a row is listed with its reason. Errors are those of one key/value head's group.
+
+needs torch. An archive is linked into a private shared object first, so a rebuild cannot change a running measurement.
 """
 import argparse
 import ctypes
 import datetime
+import fnmatch
 import json
 import math
 import os
@@ -26,197 +35,177 @@ import tempfile
 import time
 from pathlib import Path
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products ask for it before they start
 import torch
-import torch.nn.functional as functional
+from peers_backends import CUDA, GRADIENTS, PRECISIONS, Lanewise, Torch, storage
 
-BARS = {"f32": 1.2, "bf16": 1.0}  # PyTorch's time over lanewise's, forward and backward each
+HERE = Path(__file__).resolve().parent
+BARS = {"f32": 1.2, "bf16": 1.0}  # on the CPU: PyTorch's time over lanewise's, forward and backward each
 PAUSE = 0.05  # seconds before each timed run: OpenMP's threads spin for milliseconds after theirs, on cores that the other needs
-TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-OUTPUTS = {"forward": ("o",), "backward": ("dq", "dk", "dv")}
-
-
-class Problem(ctypes.Structure):
-    _fields_ = [("precision", ctypes.c_int), ("causal", ctypes.c_int)] + [
-        (name, ctypes.c_int64) for name in ("batch", "q_length", "k_length", "q_heads", "kv_heads", "head_dim")]
-
-
-class Tensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("stride", ctypes.c_int64 * 4)]
-
-    @classmethod
-    def of(cls, x):
-        """A [batch, heads, sequence, ...] tensor in lanewise's order of dimensions."""
-        b, h, s, d = x.stride() if x.dim() == 4 else (*x.stride(), 1)
-        return cls(x.data_ptr(), (b, s, h, d))
+OUTPUTS = {"forward": ("o",), "backward": GRADIENTS}
+TOKENS, HIDDEN = 16384, 2048  # of the grid on a GPU
+AGAINST = {"f16": ["flash", "flash deterministic", "cudnn", "efficient", "math"],
+           "bf16": ["flash", "flash deterministic", "cudnn", "efficient", "math"],
+           "bf16_split": ["lanewise bf16", "flash"]}
+AGAINST_F32 = ["efficient", "math", "chain tf32"]
 
 
 class Row:
-    """The tensors of one shape, the same for every backend."""
+    """The tensors of one shape, the same for every contestant."""
 
-    def __init__(self, dtype, head_dim, length, causal, heads, device):
-        self.dtype, self.head_dim, self.length, self.causal, self.heads = dtype, head_dim, length, causal, heads
-        draw = torch.Generator().manual_seed(head_dim * length)
+    def __init__(self, precision, batch, q_heads, kv_heads, q_length, k_length, head_dim, mask, device, label=""):
+        self.precision, self.mask, self.label = precision, mask, label
+        draw = torch.Generator(device).manual_seed(head_dim * q_length)
+
+        def tensor(heads, length):
+            shape = (batch, heads, length, head_dim) if device == "cpu" else (batch, length, heads, head_dim)
+            x = torch.randn(shape, generator=draw, device=device).to(storage(precision))
+            return x if device == "cpu" else x.transpose(1, 2)
+
         self.q, self.k, self.v, self.d_o = (
-            torch.randn(1, heads, length, head_dim, generator=draw).to(device, TYPES[dtype]) for _ in range(4))
+            tensor(*size) for size in ((q_heads, q_length), (kv_heads, k_length), (kv_heads, k_length), (q_heads, q_length)))
+        self.batch, self.q_heads, self.kv_heads, self.q_length, self.k_length, self.head_dim = (
+            batch, q_heads, kv_heads, q_length, k_length, head_dim)
+        self.checked = range(kv_heads) if device == "cpu" else [kv_heads - 1]
+
+    @property
+    def live(self):
+        """The fraction of pairs that the mask keeps."""
+        if self.mask == "full":
+            return 1
+        width = (math.inf, 0) if self.mask == "causal" else (128, 128)
+        pairs = sum(min(i + width[1] + 1, self.k_length) - max(0, i - width[0]) for i in range(self.q_length))
+        return pairs / (self.q_length * self.k_length)
 
     def name(self, direction):
-        return f"{direction}/{self.dtype}/d{self.head_dim}/{'causal' if self.causal else 'full'}/b1/h{self.heads}/s{self.length}"
+        heads = f"h{self.q_heads}" + (f"x{self.kv_heads}" if self.kv_heads != self.q_heads else "")
+        length = f"s{self.q_length}" + (f"x{self.k_length}" if self.k_length != self.q_length else "")
+        return "/".join([direction, self.precision, f"d{self.head_dim}", self.mask, f"b{self.batch}", heads, length] +
+                        ([self.label] if self.label else []))
 
     def flop(self, direction):
-        live = (self.length + 1) / (2 * self.length) if self.causal else 1
-        forward = 4 * self.heads * self.length**2 * self.head_dim * live
+        forward = 4 * self.batch * self.q_heads * self.q_length * self.k_length * self.head_dim * self.live
         return forward if direction == "forward" else 2.5 * forward
 
     def exact(self):
-        """o, dq, dk, dv in f64, head by head."""
-        found = {name: [] for name in ("o", "dq", "dk", "dv")}
-        for h in range(self.heads):
-            q, k, v, d_o = (x[0, h].double() for x in (self.q, self.k, self.v, self.d_o))
+        """o, dq, dk, dv of the checked heads of the last batch element in f64, a key/value head and its group at a time."""
+        found, group = {n: [] for n in ("o", *GRADIENTS)}, self.q_heads // self.kv_heads
+        i, j = (torch.arange(n, device=self.q.device) for n in (self.q_length, self.k_length))
+        hidden = {"full": None, "causal": j[None] > i[:, None], "window128": (j[None] - i[:, None]).abs() > 128}[self.mask]
+        for h in self.checked:
+            k, v = (x[-1, h].double() for x in (self.k, self.v))
+            q, d_o = (x[-1, h * group:(h + 1) * group].double() for x in (self.q, self.d_o))
             scores = q @ k.T / math.sqrt(self.head_dim)
-            if self.causal:
-                scores.masked_fill_(torch.ones_like(scores, dtype=torch.bool).triu_(1), -math.inf)
+            if hidden is not None:
+                scores.masked_fill_(hidden, -math.inf)
             p = torch.softmax(scores, -1)
             o = p @ v
             ds = p * (d_o @ v.T - (d_o * o).sum(-1, keepdim=True)) / math.sqrt(self.head_dim)
-            for name, x in zip(found, (o, ds @ k, ds.T @ q, p.T @ d_o)):
+            for name, x in zip(found, (o, ds @ k, (ds.mT @ q).sum(0, keepdim=True), (p.mT @ d_o).sum(0, keepdim=True))):
                 found[name].append(x)
-        return {name: torch.stack(x)[None] for name, x in found.items()}
+        return {name: torch.cat(x) for name, x in found.items()}
+
+    def checked_part(self, name, x):
+        """The part of an output that exact() gives; gradients of expanded heads are folded."""
+        x, group = x[-1].double(), self.q_heads // self.kv_heads
+        if name in ("o", "dq"):
+            return x[self.checked[0] * group:(self.checked[-1] + 1) * group]
+        if x.shape[0] != self.kv_heads:
+            x = x.view(self.kv_heads, group, *x.shape[1:]).sum(1)
+        return x[self.checked[0]:self.checked[-1] + 1]
 
 
-class Torch:
-    """PyTorch on any device: the public function and its autograd."""
-
-    name = "torch"
-
-    def __init__(self, row):
-        self.row = row
-        self.inputs = [x.detach().clone().requires_grad_() for x in (row.q, row.k, row.v)]
-        self.o = functional.scaled_dot_product_attention(*self.inputs, is_causal=row.causal)
-
-    def forward(self):
-        with torch.no_grad():
-            return {"o": functional.scaled_dot_product_attention(*self.inputs, is_causal=self.row.causal)}
-
-    def backward(self):
-        gradients = torch.autograd.grad(self.o, self.inputs, self.row.d_o, retain_graph=True)
-        return dict(zip(("dq", "dk", "dv"), gradients))
-
-    def finish(self):
-        if self.row.q.is_cuda:
-            torch.cuda.synchronize()
-
-
-class LanewiseCpu:
-    """lanewise's CPU backend through the C interface of peers_library.cpp."""
-
-    name = "lanewise"
-
-    def __init__(self, row, library, pool):
-        self.library, self.pool = library, pool
-        b, h, s, d = row.q.shape
-        self.problem = Problem(list(TYPES).index(row.dtype), row.causal, b, s, s, h, h, d)
-        bytes_needed = library.lanewise_workspace(pool, ctypes.byref(self.problem))
-        if bytes_needed < 0:
-            raise SystemExit(f"head_dim {d} is not compiled into the library")
-        self.memory = torch.empty(bytes_needed + 128, dtype=torch.uint8)
-        self.scratch = (ctypes.c_void_p(-(-self.memory.data_ptr() // 128) * 128), ctypes.c_int64(bytes_needed))
-        self.out = {n: torch.empty_like(x) for n, x in (("o", row.q), ("dq", row.q), ("dk", row.k), ("dv", row.v))}
-        lse = torch.empty(b, h, s)
-        self.kept = (row, lse)  # addresses of these tensors are held below
-        q, k, v, d_o, lse = (Tensor.of(x) for x in (row.q, row.k, row.v, row.d_o, lse))
-        o, dq, dk, dv = (Tensor.of(self.out[n]) for n in ("o", "dq", "dk", "dv"))
-        self.forward_tensors = [ctypes.byref(x) for x in (q, k, v, o, lse)]
-        self.backward_tensors = [ctypes.byref(x) for x in (q, k, v, o, lse, d_o, dq, dk, dv)]
-        self.forward()
-
-    def call(self, function, tensors):
-        error = function(self.pool, ctypes.byref(self.problem), *tensors, *self.scratch)
-        if error:
-            raise SystemExit(f"lanewise: {error.decode()}")
-
-    def forward(self):
-        self.call(self.library.lanewise_forward, self.forward_tensors)
-        return {"o": self.out["o"]}
-
-    def backward(self):
-        self.call(self.library.lanewise_backward, self.backward_tensors)
-        return {n: self.out[n] for n in ("dq", "dk", "dv")}
-
-    def finish(self):
-        pass
-
-
-def load(archive, folder):
-    shared = folder / "peers.so"
-    subprocess.run([os.environ.get("CXX", "c++"), "-shared", "-Wl,--whole-archive", archive, "-Wl,--no-whole-archive",
-                    "-pthread", "-o", shared], check=True)
+def load(path, device, folder):
+    shared = path.resolve()
+    if path.suffix == ".a":
+        shared = folder / "peers.so"
+        cuda = Path(os.environ.get("CUDA_PATH", "/usr/local/cuda"))
+        libraries = ["-pthread"] if device == "cpu" else [f"-L{cuda}/lib64", "-lcudart_static", "-pthread", "-ldl", "-lrt"]
+        subprocess.run([os.environ.get("CXX", "c++"), "-shared", "-Wl,--whole-archive", path, "-Wl,--no-whole-archive",
+                        *libraries, "-o", shared], check=True)
     library = ctypes.CDLL(str(shared))
-    library.lanewise_pool_create.restype = ctypes.c_void_p
-    library.lanewise_pool_free.argtypes = [ctypes.c_void_p]
-    library.lanewise_workspace.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    library.lanewise_workspace.restype = ctypes.c_int64
+    pointers = [ctypes.c_void_p] * 4
+    library.lanewise_workspace.argtypes, library.lanewise_workspace.restype = pointers[:2], ctypes.c_int64
     for function in (library.lanewise_forward, library.lanewise_backward):
-        function.restype = ctypes.c_char_p
-    library.lanewise_forward.argtypes = [ctypes.c_void_p] * 8 + [ctypes.c_int64]
-    library.lanewise_backward.argtypes = [ctypes.c_void_p] * 12 + [ctypes.c_int64]
+        function.argtypes, function.restype = [*pointers, ctypes.c_int64], ctypes.c_char_p
+    if device == "cpu":
+        library.lanewise_pool_create.restype = ctypes.c_void_p
+        library.lanewise_pool_free.argtypes = pointers[:1]
     return library
 
 
-def backends(device, row, library, pool):
-    """The contestants on a device; another device adds its lanewise class here."""
-    return {"cpu": lambda: [LanewiseCpu(row, library, pool), Torch(row)]}[device]()
+class CpuTimer:
+    def __call__(self, run):
+        """On the clock, and of all threads of this process."""
+        time.sleep(PAUSE)
+        cpu, start = time.process_time(), time.perf_counter()
+        run()
+        return time.perf_counter() - start, time.process_time() - cpu
 
 
-def seconds(backend, direction):
-    """On the clock, and of all threads of this process."""
-    time.sleep(PAUSE)
-    cpu, start = time.process_time(), time.perf_counter()
-    getattr(backend, direction)()
-    backend.finish()
-    return time.perf_counter() - start, time.process_time() - cpu
+class CudaTimer:
+    def __init__(self):
+        self.cold = torch.empty(2 * torch.cuda.get_device_properties(0).L2_cache_size, dtype=torch.uint8, device="cuda")
+
+    def __call__(self, run):
+        """Between events; the sleep lets the host stay ahead."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(1_000_000)
+        self.cold.zero_()
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) / 1e3, 0
 
 
-def measure(row, direction, contestants, exact, repetitions):
+def measure(row, direction, contestants, exact, repetitions, timer):
     errors = {}
-    for c in contestants:  # also the warm-up
-        out = getattr(c, direction)()
-        errors[c.name] = max(float((out[n].double() - exact[n]).norm() / exact[n].norm()) for n in OUTPUTS[direction])
-    times, cpu_times = {c.name: [] for c in contestants}, {c.name: [] for c in contestants}
+    for name, c in contestants.items():  # also the warm-up
+        for _ in range(2):
+            out = getattr(c, direction)()
+        errors[name] = max(float((row.checked_part(n, out[n]) - exact[n]).norm() / exact[n].norm()) for n in OUTPUTS[direction])
+    times, cpu_times = {c: [] for c in contestants}, {c: [] for c in contestants}
     for _ in range(repetitions):
-        for c in random.sample(contestants, len(contestants)):
-            clock, cpu = seconds(c, direction)
-            times[c.name].append(clock)
-            cpu_times[c.name].append(cpu)
-    result = {"name": row.name(direction), "dtype": row.dtype, "direction": direction, "flop": row.flop(direction),
-              "errors": errors, "seconds": times, "cpu_seconds": cpu_times}
-    ours, theirs = statistics.median(times["lanewise"]), statistics.median(times["torch"])
-    result["ratio"] = theirs / ours
-    result["cpu_ratio"] = statistics.median(cpu_times["torch"]) / statistics.median(cpu_times["lanewise"])
-    spread = (max(times["lanewise"]) - min(times["lanewise"])) / ours
-    print(f"{result['name']:38} lanewise {row.flop(direction) / ours / 1e9:6.1f} GFLOP/s, torch "
-          f"{row.flop(direction) / theirs / 1e9:6.1f}, ratio {result['ratio']:5.2f} (CPU time {result['cpu_ratio']:5.2f}), spread {spread:4.0%}, "
-          f"error {errors['lanewise']:.1e} and {errors['torch']:.1e}", flush=True)
+        for name in random.sample(list(contestants), len(contestants)):
+            clock, cpu = timer(getattr(contestants[name], direction))
+            times[name].append(clock)
+            cpu_times[name].append(cpu)
+    ours = statistics.median(times["lanewise"])
+    result = {"name": row.name(direction), "dtype": row.precision, "direction": direction, "flop": row.flop(direction),
+              "live": row.live, "errors": errors, "seconds": times,
+              "ratios": {n: statistics.median(t) / ours for n, t in times.items() if n != "lanewise"}}
+    text = f"{result['name']:44} lanewise {row.flop(direction) / ours / 1e9:8.1f} GFLOP/s (live {row.live:.3f}, error {errors['lanewise']:.1e})"
+    if "torch" in times:
+        result["ratio"] = result["ratios"]["torch"]
+        result["cpu_seconds"] = cpu_times
+        result["cpu_ratio"] = statistics.median(cpu_times["torch"]) / statistics.median(cpu_times["lanewise"])
+        text += f", spread {(max(times['lanewise']) - min(times['lanewise'])) / ours:4.0%}, CPU time {result['cpu_ratio']:.2f}x"
+    print(text + "".join(f"; {n} {r:.2f}x, {errors[n]:.1e}" for n, r in result["ratios"].items()), flush=True)
     return result
 
 
 def summary(rows):
-    """One line a bar; true when all hold."""
+    """A line a bar and a contestant; true when all bars hold."""
     good = True
     for dtype in dict.fromkeys(r["dtype"] for r in rows):
         for direction in OUTPUTS:
-            ratios = [r["ratio"] for r in rows if (r["dtype"], r["direction"]) == (dtype, direction)]
-            mean, bar = statistics.geometric_mean(ratios), BARS.get(dtype)
-            held = bar is None or mean >= bar
-            good &= held
-            verdict = "no bar" if bar is None else f"bar {bar} {'PASS' if held else 'FAIL'}"
-            cpu = [r["cpu_ratio"] for r in rows if (r["dtype"], r["direction"]) == (dtype, direction)]
-            print(f"{dtype:4} {direction:8} geometric mean {mean:.2f}, least {min(ratios):.2f}: {verdict}; by CPU time "
-                  f"{statistics.geometric_mean(cpu):.2f}, least {min(cpu):.2f}")
+            these = [r for r in rows if (r["dtype"], r["direction"]) == (dtype, direction)]
+            for other in dict.fromkeys(n for r in these for n in r["ratios"]):
+                ratios = [r["ratios"][other] for r in these if other in r["ratios"]]
+                mean, bar = statistics.geometric_mean(ratios), BARS.get(dtype) if other == "torch" else None
+                good &= bar is None or mean >= bar
+                verdict = "" if bar is None else f": bar {bar} {'PASS' if mean >= bar else 'FAIL'}"
+                if other == "torch":
+                    verdict += f"; by CPU time {statistics.geometric_mean([r['cpu_ratio'] for r in these]):.2f}"
+                print(f"{dtype:10} {direction:8} over {other:20} geometric mean {mean:.2f}, least {min(ratios):.2f} of {len(ratios)} rows{verdict}")
     return good
 
 
-def processor():
-    """The processor's name, where the system says it."""
+def chip(device):
+    """The processor's name, where the system says it, or the GPU's."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -224,46 +213,99 @@ def processor():
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
-def commit():
-    root = Path(__file__).resolve().parent
-    return subprocess.run(["git", "-C", root, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+def output_of(*command):
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
 
 
-def save(options, load_before, rows):
-    options.json.write_text(json.dumps({
-        "command": " ".join(["bench/peers.py", *sys.argv[1:]]), "commit": commit(), "chip": processor(),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "threads": options.threads, "torch": torch.__version__, "load": [load_before, os.getloadavg()[0]],
-        "rows": rows}, indent=1) + "\n")
+def save(options, load_before, rows, unavailable):
+    about = {"command": " ".join(["bench/peers.py", *sys.argv[1:]]),
+             "commit": options.commit or output_of("git", "-C", HERE, "rev-parse", "--short", "HEAD"),
+             "chip": chip(options.device), "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+             "torch": torch.__version__}
+    if options.device == "cpu":
+        about |= {"threads": options.threads, "load": [load_before, os.getloadavg()[0]]}
+    else:
+        about |= {"driver": output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"), "unavailable": unavailable}
+    options.json.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+
+
+def cpu_rows(options):
+    for precision in options.precisions or ("f32", "bf16", "f16"):
+        for head_dim in options.head_dims or (64, 128):
+            for length in options.lengths or (1024, 4096):
+                for mask in ("full", "causal"):
+                    heads = max(1, options.hidden // head_dim)
+                    yield precision, 1, heads, heads, length, length, head_dim, mask
+
+
+def cuda_rows(options):
+    for precision in options.precisions or PRECISIONS:
+        for head_dim in options.head_dims or (64, 128, 256):
+            for length in options.lengths or (512, 2048, 8192):
+                for mask in ("full", "causal"):
+                    heads = HIDDEN // head_dim
+                    yield precision, TOKENS // length, heads, heads, length, length, head_dim, mask
+        for t in json.loads((HERE / "shapes.json").read_text())["training"]:
+            mask = "causal" if t["mask"] == "causal" else "window128" if t["mask"].startswith("window") else "full"
+            yield (precision, t["batch"], t["q_heads"], t["kv_heads"], t["q_len"], t["k_len"], t["head_dim"], mask, t["id"])
+
+
+def contestants_of(row, options, library, pool, unavailable):
+    """Those that can take the row, lanewise first; none where lanewise is not compiled for it."""
+    if options.device == "cpu":
+        return {"lanewise": Lanewise(row, library, pool), "torch": Torch(row)}
+    found, names = {}, options.against or AGAINST.get(row.precision, AGAINST_F32) + (["flex"] if row.mask == "window128" else [])
+    try:
+        found["lanewise"] = Lanewise(row, library, None)
+    except RuntimeError:
+        return {}
+    for name in names:
+        try:
+            found[name] = CUDA[name](row, library)
+        except Exception as e:  # whatever PyTorch, Triton or the C++ behind them throw is the reason
+            why = f"{type(e).__name__}: {(str(e).splitlines() or [''])[0][:160]}"
+            unavailable.setdefault(name, {})[row.name("")[1:]] = why
+            print(f"unavailable: {name} on {row.name('')[1:]}: {why}", flush=True)
+    return found
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cpu"], default="cpu")
-    parser.add_argument("--library", required=True, type=Path, help="liblanewise_peers.a of the build")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--library", required=True, type=Path, help="the archive of the build, or a shared object made from it")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU")
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--dtypes", nargs="+", choices=TYPES, default=list(TYPES))
-    parser.add_argument("--head-dims", nargs="+", type=int, default=[64, 128])
-    parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 4096])
-    parser.add_argument("--hidden", type=int, default=512, help="heads x head_dim")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS)
+    parser.add_argument("--head-dims", nargs="+", type=int)
+    parser.add_argument("--lengths", nargs="+", type=int)
+    parser.add_argument("--hidden", type=int, default=512, help="CPU: heads x head_dim")
+    parser.add_argument("--rows", nargs="+", default=["*"], help="GPU: patterns of names without the direction, as in 'bf16/d128/*'")
+    parser.add_argument("--against", nargs="+", choices=CUDA, help="GPU: the contestants")
+    parser.add_argument("--commit", default="", help="name of the sources that the library was built from, where it is not git's")
     parser.add_argument("--json", type=Path, help="write the result here")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # would be charged to PyTorch's time
     with tempfile.TemporaryDirectory() as folder:
-        library = load(options.library, Path(folder))
-        pool = library.lanewise_pool_create(options.threads)
-        load_before, rows = os.getloadavg()[0], []
-        for dtype in options.dtypes:
-            for head_dim in options.head_dims:
-                for length in options.lengths:
-                    for causal in (False, True):
-                        row = Row(dtype, head_dim, length, causal, max(1, options.hidden // head_dim), options.device)
-                        contestants, exact = backends(options.device, row, library, pool), row.exact()
-                        rows += [measure(row, d, contestants, exact, options.repetitions) for d in OUTPUTS]
-                        if options.json:  # after every shape, so that a run that is cut short leaves what it measured
-                            save(options, load_before, rows)
-        library.lanewise_pool_free(pool)
+        library, cpu = load(options.library, options.device, Path(folder)), options.device == "cpu"
+        pool = library.lanewise_pool_create(options.threads) if cpu else None
+        timer, load_before, rows, unavailable = CpuTimer() if cpu else CudaTimer(), os.getloadavg()[0], [], {}
+        for shape in (cpu_rows if cpu else cuda_rows)(options):
+            row = Row(*shape[:8], options.device, *shape[8:])
+            if not any(fnmatch.fnmatch(row.name("")[1:], pattern) for pattern in options.rows):
+                continue
+            contestants = contestants_of(row, options, library, pool, unavailable)
+            if not contestants:
+                continue
+            exact = row.exact()
+            rows += [measure(row, d, contestants, exact, options.repetitions, timer) for d in OUTPUTS]
+            if options.json:  # after every shape, so that a run that is cut short leaves what it measured
+                save(options, load_before, rows, unavailable)
+        if cpu:
+            library.lanewise_pool_free(pool)
     return 0 if summary(rows) else 1
 
 

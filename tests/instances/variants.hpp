@@ -19,6 +19,29 @@ struct capped_window {
   }
 };
 
+/// A window that writes down every pair it is asked about: 1 in seen[q, k]. A kernel asks about each pair of a tile that
+/// it visits and about no other, so what is seen are the visited tiles.
+struct recorded_window {
+  window inner{};
+  unsigned char* seen = nullptr;  ///< [q, keys] where the call runs; left out: nothing is written
+  std::int64_t keys = 0;
+  LANEWISE_HD bool operator()(position at) const {
+    record(at);
+    return inner(at);
+  }
+  LANEWISE_HD float operator()(float s, position at) const {
+    record(at);
+    return s;
+  }
+  LANEWISE_HD float grad(float, position) const { return 1.f; }
+  LANEWISE_HD cover cover_of(block b) const { return inner.cover_of(b); }
+
+ private:
+  LANEWISE_HD void record(position at) const {
+    if (seen) seen[at.q * keys + at.k] = 1;
+  }
+};
+
 using biased_causal = combine<bias, causal_top_left>;
 using sink_window = combine<window, sink>;
 
