@@ -73,6 +73,38 @@ void run_with_exact_delta(device_case<C>& device, attention_case<C> const& c, st
   device.run(f);
 }
 
+/// What the label of a kernel of this precision holds.
+template <config C>
+inline constexpr char const* precision_in_labels = C.precision == precision::f32          ? "ffma f32"
+                                                   : C.precision == precision::bf16_split ? "bf16, split"
+                                                   : C.precision == precision::f32_split  ? "f32, split"
+                                                                                          : name_of(C.precision);
+
+/// Runs a case under the device's variant and holds every tensor to the reference's under the host's. Returns the exact
+/// result and the yardstick's, for what else a test compares.
+template <config C, class F, class G>
+std::pair<reference::result, reference::result> check_on_device(attention_case<C>& c, F const& host, G const& on_gpu) {
+  auto const exact = c.expected(host);
+  auto const rounded = yardstick(c, host);
+  device_case<C> device(c);
+  auto const [forward_kernel, backward_kernel] = device.run(on_gpu);
+  for (std::string const kernel : {forward_kernel, backward_kernel}) {
+    CHECK(kernel.rfind("cuda sm", 0) == 0);
+    CHECK(kernel.find(precision_in_labels<C>) != std::string::npos);
+  }
+  if (C.precision == precision::bf16_split) run_with_exact_delta(device, c, exact.o, on_gpu);
+  auto const close = [](auto const& x, auto const& yard, auto const& right) {
+    using T = typename std::decay_t<decltype(x)>::value_type;
+    CHECK(relative_error(x, right) <= device_tolerance<C, T>(relative_error(yard, right)));
+  };
+  close(c.o, rounded.o, exact.o);
+  CHECK(relative_error(c.lse, exact.lse) <= 2 * relative_error(rounded.lse, exact.lse) + 5e-6);
+  close(c.d_q, rounded.d_q, exact.d_q);
+  close(c.d_k, rounded.d_k, exact.d_k);
+  close(c.d_v, rounded.d_v, exact.d_v);
+  return {exact, rounded};
+}
+
 template <config C, class F>
 void parity(sizes s, unsigned seed, pooled_error& parameter) {
   CAPTURE(s.batch);
@@ -84,22 +116,7 @@ void parity(sizes s, unsigned seed, pooled_error& parameter) {
   attention_case<C> c(s, seed);
   variant_room room;
   auto const f = values<F>::of(s, room);
-  auto const exact = c.expected(f.host);
-  auto const rounded = yardstick(c, f.host);
-  device_case<C> device(c);
-  auto const [forward_kernel, backward_kernel] = device.run(f.device);
-  CHECK(std::string(forward_kernel) == std::string(backward_kernel));
-  CHECK(std::string(forward_kernel).find("cuda sm80") == 0);
-  if (C.precision == precision::bf16_split) run_with_exact_delta(device, c, exact.o, f.device);
-  auto const close = [](auto const& x, auto const& yard, auto const& right) {
-    using T = typename std::decay_t<decltype(x)>::value_type;
-    CHECK(relative_error(x, right) <= device_tolerance<C, T>(relative_error(yard, right)));
-  };
-  close(c.o, rounded.o, exact.o);
-  CHECK(relative_error(c.lse, exact.lse) <= 2 * relative_error(rounded.lse, exact.lse) + 5e-6);
-  close(c.d_q, rounded.d_q, exact.d_q);
-  close(c.d_k, rounded.d_k, exact.d_k);
-  close(c.d_v, rounded.d_v, exact.d_v);
+  auto const [exact, rounded] = check_on_device(c, f.host, f.device);
   if constexpr (parameter_count < bound < F >>> 0)
     parameter.add(relative_error(room.fetched(0), exact.parameters[0]),
                   relative_error(rounded.parameters[0], exact.parameters[0]));

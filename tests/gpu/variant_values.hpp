@@ -56,6 +56,10 @@ struct values<window> {
   static pair_of<window> of(sizes, variant_room&) { return {{37, 11}, {37, 11}}; }
 };
 template <>
+struct values<recorded_window> {
+  static pair_of<recorded_window> of(sizes, variant_room&) { return {{{37, 11}}, {{37, 11}}}; }
+};
+template <>
 struct values<key_padding> {
   static pair_of<key_padding> of(sizes s, variant_room& r) {
     for (int b = 0; b < s.batch; ++b) r.integers.push_back(std::int32_t(s.k - 5 - s.k / 3 * b));
