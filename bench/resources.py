@@ -146,8 +146,7 @@ def write_table(folder):
 
 
 def check():
-    with TABLE.open(newline="") as text:
-        table = list(csv.DictReader(text))
+    table = list(csv.DictReader(TABLE.read_text().splitlines())) if TABLE.exists() else []
     faults = []
     for name in instances():
         for architecture in ARCHITECTURES:
@@ -164,7 +163,7 @@ def check():
                 faults.append(f"{where}: compiled in {rows[0]['cpu_seconds']} s of CPU time and {rows[0]['peak_mib']} MiB")
     print("\n".join(faults or [f"{len(table)} kernels of {len(instances())} instances: no spill, none slow to compile"]))
     if faults:
-        print(f"{len(faults)} faults; bench/resources.sh writes the table")
+        print(f"faults: {len(faults)}; bench/resources.sh writes the table")
     return bool(faults)
 
 
