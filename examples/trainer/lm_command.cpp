@@ -112,6 +112,7 @@ class lm_run {
     progress bar(settings_.steps, header_.step, settings_.batch * settings_.context, settings_.log_every,
                  isatty(STDOUT_FILENO) == 1);
     std::int64_t saved = -1;
+    trained_steps_ = settings_.steps - header_.step;
     std::clock_t const begin = std::clock();
     for (std::int64_t t = header_.step + 1; t <= settings_.steps; ++t) {
       if (int const signal = stop_.received()) return stopped(signal, saved);
@@ -214,7 +215,7 @@ class lm_run {
                                          {"plan_bytes", trainer_.plan().peak()}};
     directory_.write("summary.json", summary.dump(2) + "\n");
     std::printf("trained %lld steps in %.1f s, %.0f tokens/s, %lld threads; files are in %s\n",
-                static_cast<long long>(settings_.steps), seconds_, speed_, static_cast<long long>(settings_.threads),
+                static_cast<long long>(trained_steps_), seconds_, speed_, static_cast<long long>(settings_.threads),
                 directory_.path().c_str());
     std::printf("validation loss %.4f, add-one bigram %.4f nats per byte: %.4f %s\n", validation, bigram_,
                 std::abs(margin), margin >= 0 ? "below" : "above");
@@ -232,6 +233,7 @@ class lm_run {
   lm_trainer trainer_;
   checkpoint_header header_;
   std::ofstream log_;
+  std::int64_t trained_steps_ = 0;  // by this process: fewer than --steps after --resume, as are the seconds
   double seconds_ = 0, processor_seconds_ = 0, speed_ = 0;
 };
 

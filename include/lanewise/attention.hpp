@@ -113,8 +113,10 @@ std::size_t backward_workspace(cuda_target where, extents q, extents k, F const&
 /// calls the one that equals d; an unlisted value is status_code::unsupported.
 template <int... Values, class Call>
 status dispatch(std::int64_t value, Call const& call) {
-  status result = fail(status_code::unsupported, "dispatch: ", value, " is not among the ", int(sizeof...(Values)),
-                       " values that this program was compiled for");
+  sentence refusal(status_code::unsupported);
+  refusal << "dispatch: " << value << " is not among the values that this program was compiled for:";
+  ((refusal << " " << Values), ...);
+  status result = refusal;
   static_cast<void>(((value == Values && (result = call.template operator()<Values>(), true)) || ...));
   return result;
 }

@@ -18,7 +18,9 @@ newest=$(ls broken | grep '^checkpoint' | tail -n 1)
 echo "ok: killed after step $logged; the newest checkpoint is $newest"
 
 "${run[@]}" --out broken --resume --threads 1 >output
-grep -q 'resumed after step' output || fail "nothing was resumed"
+after=$(sed -n 's/^resumed after step //p' output)
+[ -n "$after" ] || fail "nothing was resumed"
+grep -q "^trained $((400 - after)) steps in" output || fail "steps of the part before are counted: $(grep '^trained' output)"
 same straight/log.jsonl broken/log.jsonl
 same straight/checkpoint-000400.safetensors broken/checkpoint-000400.safetensors
 same straight/model.safetensors broken/model.safetensors
