@@ -1,6 +1,11 @@
 // What the engine promises beyond numbers: determinism, empty rows, non-finite values behind a mask, strides, gradients
 // that are added, partial results that merge, workspaces, refusals.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <fstream>
 #include <lanewise/variants.hpp>
+#include <system_error>
 
 #include "../support/attention_case.hpp"
 
@@ -323,6 +328,19 @@ TEST_CASE("zero-length sequences, batches and heads are legal") {
   nothing.run(on_cpu{}, full{});
   attention_case<f32_64> no_heads({.q_heads = 0, .kv_heads = 0});
   no_heads.run(on_cpu{}, full{});
+}
+
+TEST_CASE("a thread pool that cannot start all its threads throws and ends those that it started") {
+  std::ifstream statm("/proc/self/statm");
+  std::size_t pages = 0;
+  REQUIRE(bool(statm >> pages));
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_AS, &before) == 0);
+  rlimit tight = before;
+  tight.rlim_cur = pages * std::size_t(sysconf(_SC_PAGESIZE)) + (std::size_t(200) << 20);  // some stacks of 8 MiB
+  REQUIRE(setrlimit(RLIMIT_AS, &tight) == 0);
+  CHECK_THROWS_AS(thread_pool(1000), std::system_error);
+  REQUIRE(setrlimit(RLIMIT_AS, &before) == 0);
 }
 
 TEST_CASE("workspace: exact, and refused with the numbers when it is not enough") {

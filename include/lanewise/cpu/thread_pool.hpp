@@ -13,7 +13,7 @@ namespace lanewise {
 class thread_pool {
  public:
   /// `threads` counts the caller; values below 1 are taken as 1. Throws std::system_error if a thread cannot start.
-  explicit thread_pool(int threads = int(std::thread::hardware_concurrency())) : size_(threads < 1 ? 1 : threads) {
+  explicit thread_pool(int threads = int(std::thread::hardware_concurrency())) : thread_pool(no_workers{}, threads) {
     for (int i = 1; i < size_; ++i) workers_.emplace_back([this, i] { serve(i); });
   }
   ~thread_pool() {
@@ -42,6 +42,10 @@ class thread_pool {
   }
 
  private:
+  /// Completes the object before any thread starts: where one cannot, the destructor ends those that did.
+  struct no_workers {};
+  thread_pool(no_workers, int threads) : size_(threads < 1 ? 1 : threads) {}
+
   void wake() {
     generation_.fetch_add(1, std::memory_order_release);
     generation_.notify_all();
