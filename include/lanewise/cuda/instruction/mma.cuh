@@ -50,6 +50,26 @@ __device__ __forceinline__ std::uint32_t pack(f16, float low, float high) {
   return r;
 }
 
+/// The two numbers of a register.
+__device__ __forceinline__ float2 unpack(bf16, std::uint32_t x) {
+  return {bit_cast<float>(x << 16), bit_cast<float>(x & 0xffff0000u)};
+}
+__device__ __forceinline__ float2 unpack(f16, std::uint32_t x) {
+  float2 y;
+  asm("{.reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
+      : "=f"(y.x), "=f"(y.y)
+      : "r"(x));
+  return y;
+}
+
+/// Two limbs of each of two numbers: high = round(x), low = round(x - high).
+template <class E>
+__device__ __forceinline__ void split(E, std::uint32_t& high, std::uint32_t& low, float x, float y) {
+  high = pack(E{}, x, y);
+  float2 const rounded = unpack(E{}, high);
+  low = pack(E{}, x - rounded.x, y - rounded.y);
+}
+
 /// 2^x, relative error 2^-22; 2^-infinity is 0.
 __device__ __forceinline__ float exp2_approximate(float x) {
   float y;

@@ -19,8 +19,8 @@ class key_gradient_kernel {
   static constexpr int d = C.head_dim, width = width_of<C>(), m = size.m, n = size.columns / 8;
   /// dK and dV leave no registers for the addresses of a whole row: all of it in one stretch is 1% slower, with spills.
   static constexpr int unroll = op::unroll < 4 ? op::unroll : 4;
-  using key_tile = gpu::shared_tile<E, size.rows, width>;
-  using query_tile = gpu::shared_tile<E, size.columns, width>;
+  using key_tile = typename op::template tile<size.rows, width>;
+  using query_tile = typename op::template tile<size.columns, width>;
   using live_columns = gpu::live_columns<size.warps()>;
   static constexpr int row_bytes = 2 * size.columns * int(sizeof(float));  ///< LSE and delta of a stage
 
@@ -64,30 +64,35 @@ class key_gradient_kernel {
   }
 
  private:
+  /// p_.tiles in this kernel's constants: counting tiles is no division.
+  __device__ tiling tiles() const { return {p_.tiles.q, p_.tiles.k, size.columns, size.rows}; }
+
   /// A query tile of one of the group's heads.
   struct cursor {
     std::int32_t h, i;
   };
   __device__ cursor next(cursor c) const {
-    c.i = next_query_tile(p_.f, p_.tiles, b_, c.h, c.i, j_);
-    while (c.i == p_.tiles.q_tiles() && ++c.h < (kv_head_ + 1) * p_.ratio)
-      c.i = next_query_tile(p_.f, p_.tiles, b_, c.h, -1, j_);
+    c.i = next_query_tile(p_.f, tiles(), b_, c.h, c.i, j_);
+    while (c.i == tiles().q_tiles() && ++c.h < (kv_head_ + 1) * p_.ratio)
+      c.i = next_query_tile(p_.f, tiles(), b_, c.h, -1, j_);
     return c;
   }
   __device__ bool done(cursor c) const { return c.h >= (kv_head_ + 1) * p_.ratio; }
 
   /// The first key tile first: under a causal mask it is the longest.
-  __device__ void locate(std::int64_t unit) {
-    std::int32_t const tiles = p_.tiles.k_tiles();
-    std::int64_t const bh = unit / tiles;
-    j_ = std::int32_t(unit % tiles);
-    b_ = std::int32_t(bh / p_.a.k.size.heads);
-    kv_head_ = std::int32_t(bh % p_.a.k.size.heads);
+  __device__ void locate(std::int64_t unit64) {
+    // A grid has fewer than 2^31 blocks; 64-bit divisions would be calls.
+    std::uint32_t const unit = std::uint32_t(unit64), heads = std::uint32_t(p_.a.k.size.heads);
+    std::uint32_t const count = tiles().k_tiles();
+    std::uint32_t const bh = unit / count;
+    j_ = gpu::anew(std::int32_t(unit % count));
+    b_ = gpu::anew(std::int32_t(bh / heads));
+    kv_head_ = std::int32_t(bh % heads);
     row_ = int(threadIdx.x / 32) * 16 * m;
   }
 
   __device__ void load_keys() const {
-    block const t = p_.tiles.tile(b_, 0, 0, j_);
+    block const t = tiles().tile(b_, 0, 0, j_);
     int const valid = t.k_end - t.k_begin;
     gpu::copy_rows<threads, d>(k_, p_.a.k.row(b_, t.k_begin, kv_head_), p_.a.k.stride.sequence, valid,
                                p_.aligned_inputs);
@@ -95,19 +100,19 @@ class key_gradient_kernel {
       gpu::copy_rows<threads, d>(v_, p_.a.v.row(b_, t.k_begin, kv_head_), p_.a.v.stride.sequence, valid,
                                  p_.aligned_inputs);
     gpu::cp_async_commit();
-    if (op::rounds_staged) {
+    if (op::prepares) {
       gpu::cp_async_wait<0>();
-      op::template round_staged<threads>(k_);
-      if (want_k) op::template round_staged<threads>(v_);
+      if (want_k) op::template prepare<threads>(k_, v_);
+      else op::template prepare<threads>(k_);
     }
   }
   __device__ void load_queries(cursor at, int stage) const {
-    block const t = p_.tiles.tile(b_, at.h, at.i, j_);
+    block const t = tiles().tile(b_, at.h, at.i, j_);
     int const valid = t.q_end - t.q_begin;
-    gpu::copy_rows<threads, d>(q_.stage(stage), p_.a.q.row(b_, t.q_begin, at.h), p_.a.q.stride.sequence, valid,
-                               p_.aligned_inputs);
-    gpu::copy_rows<threads, d>(d_o_.stage(stage), p_.a.d_o.row(b_, t.q_begin, at.h), p_.a.d_o.stride.sequence, valid,
-                               p_.aligned_inputs);
+    gpu::copy_rows<threads, d>(q_.stage(stage), p_.a.q.row(gpu::anew(b_), t.q_begin, at.h), p_.a.q.stride.sequence,
+                               valid, p_.aligned_inputs);
+    gpu::copy_rows<threads, d>(d_o_.stage(stage), p_.a.d_o.row(gpu::anew(b_), t.q_begin, at.h),
+                               p_.a.d_o.stride.sequence, valid, p_.aligned_inputs);
     std::int64_t const from = p_.row_index(b_, at.h, t.q_begin);
     for (int r = int(threadIdx.x); r < size.columns; r += threads) {
       gpu::cp_async_4(base_address(stage) + r * 4, p_.row.base + from + r);
@@ -127,13 +132,12 @@ class key_gradient_kernel {
     } else {
       gpu::cp_async_wait<0>();
     }
-    op::template round_staged<threads>(q_.stage(stage));
-    op::template round_staged<threads>(d_o_.stage(stage));
+    op::template prepare<threads>(q_.stage(stage), d_o_.stage(stage));
     __syncthreads();
   }
 
   __device__ __forceinline__ void step(cursor at, int stage) {
-    block const tile = p_.tiles.tile(b_, at.h, at.i, j_);
+    block const tile = tiles().tile(b_, at.h, at.i, j_);
     cover const c = cover_of(p_.f, tile);
     bool const ragged = tile.k_end - tile.k_begin < size.rows || tile.q_end - tile.q_begin < size.columns;
     query_tile const q = q_.stage(stage), d_o = d_o_.stage(stage);
@@ -141,11 +145,10 @@ class key_gradient_kernel {
     raw_scores<F, m, n> raw;
 
     gpu::multiply_rows<op, unroll>(s, k_, row_, q);
-    std::uint32_t const live =
-        gpu::apply_variant<gpu::rows_are::keys>(s, raw.address(), p_.f, tile, row_, c, ragged, p_.scale);
+    gpu::apply_variant<gpu::rows_are::keys>(s, raw.address(), p_.f, tile, row_, c, ragged, p_.scale);
     bool const masked = has_mask<F> && c == cover::partial;
     if (masked) {
-      live_.publish(live);
+      live_.publish(gpu::live_columns_of(s));
       __syncthreads();
       if (live_.template any_dead<n>()) {
         gpu::zero_rows<threads>(q, [&](int row) { return live_.dead(row); });
@@ -192,7 +195,7 @@ class key_gradient_kernel {
   }
 
   __device__ __forceinline__ void finish() const {
-    block const t = p_.tiles.tile(b_, 0, 0, j_);
+    block const t = tiles().tile(b_, 0, 0, j_);
     int const valid = t.k_end - t.k_begin;
     auto const put = [&](view<G> const& to, gpu::accumulators<m, width / 8> const& from, float scale) {
       float factor[m][2];

@@ -16,8 +16,8 @@ class query_gradient_kernel {
   using op = gpu::operation<C.precision>;
   static constexpr shape_of_tile size = query_gradient_shape<C, T, F>();
   static constexpr int d = C.head_dim, width = width_of<C>(), m = size.m, n = size.columns / 8;
-  using query_tile = gpu::shared_tile<E, size.rows, width>;
-  using key_tile = gpu::shared_tile<E, size.columns, width>;
+  using query_tile = typename op::template tile<size.rows, width>;
+  using key_tile = typename op::template tile<size.columns, width>;
   using live_columns = gpu::live_columns<size.warps()>;
 
  public:
@@ -40,33 +40,39 @@ class query_gradient_kernel {
   __device__ void run(std::int64_t unit) {
     locate(unit);
     gpu::clear<m, width / 8>(d_q_);
-    std::int32_t j = next_key_tile(p_.f, p_.tiles, b_, h_, i_, -1);
-    if (j < p_.tiles.k_tiles()) {
+    std::int32_t j = next_key_tile(p_.f, tiles(), b_, h_, i_, -1);
+    if (j < tiles().k_tiles()) {
       load_queries();
       load_keys(j, 0);
     }
-    for (int stage = 0; j < p_.tiles.k_tiles(); stage = (stage + 1) % size.stages) {
-      std::int32_t const after = next_key_tile(p_.f, p_.tiles, b_, h_, i_, j);
+    for (int stage = 0; j < tiles().k_tiles(); stage = (stage + 1) % size.stages) {
+      std::int32_t const after = next_key_tile(p_.f, tiles(), b_, h_, i_, j);
       arrive(after, stage);
       step(j, stage);
       __syncthreads();
-      if (size.stages == 1 && after < p_.tiles.k_tiles()) load_keys(after, 0);
+      if (size.stages == 1 && after < tiles().k_tiles()) load_keys(after, 0);
       j = after;
     }
     finish();
   }
 
  private:
-  __device__ void locate(std::int64_t unit) {
-    std::int32_t const tiles = p_.tiles.q_tiles();
-    std::int64_t const bh = unit / tiles;
-    i_ = tiles - 1 - std::int32_t(unit % tiles);
-    b_ = std::int32_t(bh / p_.a.q.size.heads);
-    h_ = std::int32_t(bh % p_.a.q.size.heads);
+  /// p_.tiles in this kernel's constants: counting tiles is no division.
+  __device__ tiling tiles() const { return {p_.tiles.q, p_.tiles.k, size.rows, size.columns}; }
+
+  __device__ void locate(std::int64_t unit64) {
+    // A grid has fewer than 2^31 blocks; 64-bit divisions would be calls.
+    std::uint32_t const unit = std::uint32_t(unit64), heads = std::uint32_t(p_.a.q.size.heads);
+    std::uint32_t const count = tiles().q_tiles();
+    std::uint32_t const bh = unit / count;
+    i_ = gpu::anew(std::int32_t(count - 1 - unit % count));
+    b_ = gpu::anew(std::int32_t(bh / heads));
+    h_ = gpu::anew(std::int32_t(bh % heads));
+    kv_head_ = gpu::anew(h_ / p_.ratio);
   }
 
   __device__ void load_queries() {
-    block const t = p_.tiles.tile(b_, h_, i_, 0);
+    block const t = tiles().tile(b_, h_, i_, 0);
     int const valid = t.q_end - t.q_begin;
     gpu::copy_rows<threads, d>(q_, p_.a.q.row(b_, t.q_begin, h_), p_.a.q.stride.sequence, valid, p_.aligned_inputs);
     gpu::copy_rows<threads, d>(d_o_, p_.a.d_o.row(b_, t.q_begin, h_), p_.a.d_o.stride.sequence, valid,
@@ -80,39 +86,36 @@ class query_gradient_kernel {
         base_[i][half] = p_.row.base[from + 16 * i + 8 * half];
         delta_[i][half] = p_.row.delta[from + 16 * i + 8 * half];
       }
-    if (op::rounds_staged) {
+    if (op::prepares) {
       gpu::cp_async_wait<0>();
-      op::template round_staged<threads>(q_);
-      op::template round_staged<threads>(d_o_);
+      op::template prepare<threads>(q_, d_o_);
     }
   }
   __device__ void load_keys(std::int32_t j, int stage) const {
-    block const t = p_.tiles.tile(b_, h_, i_, j);
+    block const t = tiles().tile(b_, h_, i_, j);
     int const valid = t.k_end - t.k_begin;
-    std::int32_t const kv_head = h_ / p_.ratio;
-    gpu::copy_rows<threads, d>(k_.stage(stage), p_.a.k.row(b_, t.k_begin, kv_head), p_.a.k.stride.sequence, valid,
-                               p_.aligned_inputs);
-    gpu::copy_rows<threads, d>(v_.stage(stage), p_.a.v.row(b_, t.k_begin, kv_head), p_.a.v.stride.sequence, valid,
-                               p_.aligned_inputs);
+    gpu::copy_rows<threads, d>(k_.stage(stage), p_.a.k.row(gpu::anew(b_), t.k_begin, gpu::anew(kv_head_)),
+                               p_.a.k.stride.sequence, valid, p_.aligned_inputs);
+    gpu::copy_rows<threads, d>(v_.stage(stage), p_.a.v.row(gpu::anew(b_), t.k_begin, gpu::anew(kv_head_)),
+                               p_.a.v.stride.sequence, valid, p_.aligned_inputs);
     gpu::cp_async_commit();
   }
 
   /// Returns when the tile of `stage` is in shared memory for every warp; the tile after it is on its way.
   __device__ __forceinline__ void arrive(std::int32_t after, int stage) const {
     if (size.stages > 1) {
-      if (after < p_.tiles.k_tiles()) load_keys(after, (stage + 1) % size.stages);
+      if (after < tiles().k_tiles()) load_keys(after, (stage + 1) % size.stages);
       else gpu::cp_async_commit();
       gpu::cp_async_wait<1>();
     } else {
       gpu::cp_async_wait<0>();
     }
-    op::template round_staged<threads>(k_.stage(stage));
-    op::template round_staged<threads>(v_.stage(stage));
+    op::template prepare<threads>(k_.stage(stage), v_.stage(stage));
     __syncthreads();
   }
 
   __device__ __forceinline__ void step(std::int32_t j, int stage) {
-    block const tile = p_.tiles.tile(b_, h_, i_, j);
+    block const tile = tiles().tile(b_, h_, i_, j);
     cover const c = cover_of(p_.f, tile);
     bool const ragged = tile.k_end - tile.k_begin < size.columns || tile.q_end - tile.q_begin < size.rows;
     key_tile const k = k_.stage(stage), v = v_.stage(stage);
@@ -120,11 +123,10 @@ class query_gradient_kernel {
     raw_scores<F, m, n> raw;
 
     gpu::multiply_rows<op>(s, q_, first_row(), k);
-    std::uint32_t const live =
-        gpu::apply_variant<gpu::rows_are::queries>(s, raw.address(), p_.f, tile, first_row(), c, ragged, p_.scale);
+    gpu::apply_variant<gpu::rows_are::queries>(s, raw.address(), p_.f, tile, first_row(), c, ragged, p_.scale);
     bool const masked = has_mask<F> && c == cover::partial;
     if (masked) {
-      live_.publish(live);
+      live_.publish(gpu::live_columns_of(s));
       __syncthreads();
       if (live_.template any_dead<n>()) {
         gpu::zero_rows<threads>(k, [&](int row) { return live_.dead(row); });
@@ -152,7 +154,7 @@ class query_gradient_kernel {
   }
 
   __device__ __forceinline__ void finish() const {
-    block const t = p_.tiles.tile(b_, h_, i_, 0);
+    block const t = tiles().tile(b_, h_, i_, 0);
     float factor[m][2];
 #pragma unroll
     for (int i = 0; i < m; ++i) factor[i][0] = factor[i][1] = p_.a.scale;
@@ -168,7 +170,7 @@ class query_gradient_kernel {
   query_tile q_, d_o_;
   key_tile k_, v_;
   live_columns live_;
-  std::int32_t i_, b_, h_;
+  std::int32_t i_, b_, h_, kv_head_;
   float base_[m][2], delta_[m][2];
   gpu::accumulators<m, width / 8> d_q_;
 };

@@ -23,8 +23,8 @@ class forward_kernel {
   using op = gpu::operation<C.precision>;
   static constexpr shape_of_tile size = forward_shape<C, T, F>();
   static constexpr int d = C.head_dim, width = width_of<C>(), m = size.m, n = size.columns / 8;
-  using query_tile = gpu::shared_tile<E, size.rows, width>;
-  using key_tile = gpu::shared_tile<E, size.columns, width>;
+  using query_tile = typename op::template tile<size.rows, width>;
+  using key_tile = typename op::template tile<size.columns, width>;
   using live_columns = gpu::live_columns<size.warps()>;
 
  public:
@@ -58,63 +58,68 @@ class forward_kernel {
     locate(unit);
     gpu::clear<m, width / 8>(o_);
     softmax_.start();
-    std::int32_t j = next_key_tile(p_.f, p_.tiles, b_, h_, i_, -1);
+    std::int32_t j = next_key_tile(p_.f, tiles(), b_, h_, i_, -1);
     bool first = true;
-    if (j < p_.tiles.k_tiles()) load_queries(), load_keys(p_.a.k, k_, j);
-    while (j < p_.tiles.k_tiles()) {
-      std::int32_t const next = next_key_tile(p_.f, p_.tiles, b_, h_, i_, j);
+    if (j < tiles().k_tiles()) load_queries(), load_keys(p_.a.k, k_, j);
+    while (j < tiles().k_tiles()) {
+      std::int32_t const next = next_key_tile(p_.f, tiles(), b_, h_, i_, j);
       step(j, next, first);
       j = next;
       first = false;
     }
+    locate(unit);  // again: cheaper than to keep the head in a register
     finish();
   }
 
  private:
+  /// p_.tiles in this kernel's constants: counting tiles is no division.
+  __device__ tiling tiles() const { return {p_.tiles.q, p_.tiles.k, size.rows, size.columns}; }
+
   /// The last query tile first: under a causal mask it is the longest.
-  __device__ void locate(std::int64_t unit) {
-    std::int32_t const tiles = p_.tiles.q_tiles();
-    std::int64_t const bh = unit / tiles;
-    i_ = tiles - 1 - std::int32_t(unit % tiles);
-    b_ = std::int32_t(bh / p_.a.q.size.heads);
-    h_ = std::int32_t(bh % p_.a.q.size.heads);
-    row_ = int(threadIdx.x / 32) * 16 * m;
+  __device__ void locate(std::int64_t unit64) {
+    // A grid has fewer than 2^31 blocks; 64-bit divisions would be calls.
+    std::uint32_t const unit = std::uint32_t(unit64), heads = std::uint32_t(p_.a.q.size.heads);
+    std::uint32_t const count = tiles().q_tiles();
+    std::uint32_t const bh = unit / count;
+    i_ = gpu::anew(std::int32_t(count - 1 - unit % count));
+    b_ = gpu::anew(std::int32_t(bh / heads));
+    h_ = gpu::anew(std::int32_t(bh % heads));
+    kv_head_ = gpu::anew(h_ / p_.ratio);
   }
 
   __device__ void load_queries() const {
-    block const t = p_.tiles.tile(b_, h_, i_, 0);
+    block const t = tiles().tile(b_, h_, i_, 0);
     gpu::copy_rows<threads, d>(q_, p_.a.q.row(b_, t.q_begin, h_), p_.a.q.stride.sequence, t.q_end - t.q_begin,
                                p_.aligned);
   }
   __device__ void load_keys(view<E const> const& from, key_tile to, std::int32_t j) const {
-    block const t = p_.tiles.tile(b_, h_, i_, j);
-    gpu::copy_rows<threads, d>(to, from.row(b_, t.k_begin, h_ / p_.ratio), from.stride.sequence, t.k_end - t.k_begin,
-                               p_.aligned);
+    block const t = tiles().tile(b_, h_, i_, j);
+    gpu::copy_rows<threads, d>(to, from.row(gpu::anew(b_), t.k_begin, gpu::anew(kv_head_)), from.stride.sequence,
+                               t.k_end - t.k_begin, p_.aligned);
     gpu::cp_async_commit();
   }
 
   /// One key tile; K of it is on its way, K of `next` is when it returns.
   __device__ __forceinline__ void step(std::int32_t j, std::int32_t next, bool first) {
-    block const tile = p_.tiles.tile(b_, h_, i_, j);
+    block const tile = tiles().tile(b_, h_, i_, j);
     cover const c = cover_of(p_.f, tile);
     bool const ragged = tile.k_end - tile.k_begin < size.columns || tile.q_end - tile.q_begin < size.rows;
     gpu::accumulators<m, n> s;
 
     gpu::cp_async_wait<0>();
-    if (first) op::template round_staged<threads>(q_);
-    op::template round_staged<threads>(k_);
+    if (first) op::template prepare<threads>(q_, k_);
+    else op::template prepare<threads>(k_);
     __syncthreads();
     load_keys(p_.a.v, v_, j);
-    gpu::multiply_rows<op>(s, q_, row_, k_);
-    std::uint32_t const live =
-        gpu::apply_variant<gpu::rows_are::queries>(s, no_raw, p_.f, tile, row_, c, ragged, p_.scale);
+    gpu::multiply_rows<op>(s, q_, first_row(), k_);
+    gpu::apply_variant<gpu::rows_are::queries>(s, no_raw, p_.f, tile, first_row(), c, ragged, p_.scale);
     bool const masked = has_mask<F> && c == cover::partial;
-    if (masked) live_.publish(live);
+    if (masked) live_.publish(gpu::live_columns_of(s));
 
     gpu::cp_async_wait<0>();
-    op::template round_staged<threads>(v_);
+    op::template prepare<threads>(v_);
     __syncthreads();
-    if (next < p_.tiles.k_tiles()) load_keys(p_.a.k, k_, next);
+    if (next < tiles().k_tiles()) load_keys(p_.a.k, k_, next);
     softmax_.step(s, o_, p_.scale.factor);
     if (masked && live_.template any_dead<n>()) {
       gpu::zero_rows<threads>(v_, [&](int row) { return live_.dead(row); });
@@ -125,14 +130,14 @@ class forward_kernel {
 
   /// O / l and LSE = m + log l; a sink joins as one more key of value zero.
   __device__ __forceinline__ void finish() {
-    block const t = p_.tiles.tile(b_, h_, i_, 0);
+    block const t = tiles().tile(b_, h_, i_, 0);
     int const valid = t.q_end - t.q_begin;
     float factor[m][2];
 #pragma unroll
     for (int i = 0; i < m; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        int const row = row_ + 16 * i + 8 * half + gpu::lane_index() / 4;
+        int const row = first_row() + 16 * i + 8 * half + gpu::lane_index() / 4;
         float l = gpu::row_sum(softmax_.sum[i][half]), max = softmax_.maximum[i][half] * p_.scale.factor;
         factor[i][half] = l == 0.f ? 0.f : 1.f;
         if constexpr (has_sink<F>)
@@ -141,9 +146,12 @@ class forward_kernel {
         if (p_.a.lse && row < valid && gpu::lane_index() % 4 == 0)
           *p_.a.lse.row(b_, t.q_begin + row, h_) = softmax::lse_of(max, l, C.empty_lse);
       }
-    gpu::store_rows<d, E>({p_.a.o.row(b_, t.q_begin, h_), p_.a.o.stride.sequence, valid, p_.aligned, false}, row_, o_,
-                          factor);
+    gpu::store_rows<d, E>({p_.a.o.row(b_, t.q_begin, h_), p_.a.o.stride.sequence, valid, p_.aligned, false},
+                          first_row(), o_, factor);
   }
+
+  /// The first row of this warp; cheaper to compute again than to keep in a register.
+  __device__ static int first_row() { return gpu::thread_index_anew() / 32 * 16 * m; }
 
   static constexpr gpu::accumulators<m, n>* no_raw = nullptr;
 
@@ -151,8 +159,7 @@ class forward_kernel {
   query_tile q_;
   key_tile k_, v_;
   live_columns live_;
-  std::int32_t i_, b_, h_;
-  int row_;
+  std::int32_t i_, b_, h_, kv_head_;
   gpu::accumulators<m, width / 8> o_;
   gpu::running_softmax<m> softmax_;
 };

@@ -36,8 +36,8 @@ class parameter_kernel {
   static constexpr char const* name = "sm80 backward, parameter gradient";
 
  private:
-  using query_tile = gpu::shared_tile<E, rows, width>;
-  using key_tile = gpu::shared_tile<E, columns, width>;
+  using query_tile = typename op::template tile<rows, width>;
+  using key_tile = typename op::template tile<columns, width>;
   static constexpr int sum_bytes = rows * columns * int(sizeof(float));
 
  public:
@@ -59,10 +59,10 @@ class parameter_kernel {
       : p_(p), q_{shared}, d_o_{shared + query_tile::bytes}, k_{d_o_.base + query_tile::bytes}, sums_{k_.base} {}
 
   __device__ void run(std::int64_t unit) {
-    std::int32_t const key_tiles = p_.tiles.k_tiles(), own = p_.to.size[3] == 1 ? 1 : key_tiles;
-    std::int32_t const pj = std::int32_t(unit % own), i = std::int32_t(unit / own % p_.tiles.q_tiles());
-    std::int64_t const ph = unit / own / p_.tiles.q_tiles() % p_.to.size[1],
-                       pb = unit / own / p_.tiles.q_tiles() / p_.to.size[1];
+    std::int32_t const key_tiles = tiles().k_tiles(), own = p_.to.size[3] == 1 ? 1 : key_tiles;
+    std::int32_t const pj = std::int32_t(unit % own), i = std::int32_t(unit / own % tiles().q_tiles());
+    std::int64_t const ph = unit / own / tiles().q_tiles() % p_.to.size[1],
+                       pb = unit / own / tiles().q_tiles() / p_.to.size[1];
     row_ = int(threadIdx.x / 32) * 16;
     gpu::clear<1, n>(sum_);
     index_range const bs = shared_by(p_.to.size[0], pb, p_.a.q.size.batch),
@@ -70,15 +70,18 @@ class parameter_kernel {
     index_range const js = p_.to.size[3] == 1 ? index_range{0, key_tiles} : index_range{pj, pj + 1};
     for (std::int32_t b = bs.begin; b < bs.end; ++b)
       for (std::int32_t h = hs.begin; h < hs.end; ++h) head(b, h, i, js);
-    deliver(p_.tiles.tile(0, 0, i, pj), pb, ph, i);
+    deliver(tiles().tile(0, 0, i, pj), pb, ph, i);
   }
 
  private:
+  /// p_.tiles in this kernel's constants: counting tiles is no division.
+  __device__ tiling tiles() const { return {p_.tiles.q, p_.tiles.k, rows, columns}; }
+
   /// Adds one (batch, head)'s share.
   __device__ void head(std::int32_t b, std::int32_t h, std::int32_t i, index_range js) {
     bool loaded = false;
     for (std::int32_t j = js.begin; j < js.end; ++j) {
-      block const tile = p_.tiles.tile(b, h, i, j);
+      block const tile = tiles().tile(b, h, i, j);
       cover const c = cover_of(p_.f, tile);
       if (c == cover::empty) continue;
       if (!loaded)
@@ -94,7 +97,7 @@ class parameter_kernel {
     gpu::copy_rows<threads, d>(to, from.row(b, s, h), from.stride.sequence, valid, p_.aligned_inputs);
     gpu::cp_async_commit();
     gpu::cp_async_wait<0>();
-    op::template round_staged<threads>(to);
+    op::template prepare<threads>(to);
     __syncthreads();
   }
 

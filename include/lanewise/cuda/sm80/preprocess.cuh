@@ -20,12 +20,16 @@ class preprocess_kernel {
     row_values row;
     std::int64_t tiles;
     bool aligned;
+    std::uint32_t* cleared = nullptr;  ///< words of the workspace that the kernels after this one find 0
+    std::int64_t cleared_count = 0;
   };
-  static std::int64_t units(problem const& p) { return p.o.size.batch * p.o.size.heads * p.tiles; }
+  __host__ __device__ static std::int64_t units(problem const& p) { return p.o.size.batch * p.o.size.heads * p.tiles; }
 
   __device__ preprocess_kernel(problem const& p, std::uint32_t) : p_(p) {}
 
   __device__ void run(std::int64_t unit) const {
+    for (std::int64_t w = unit * threads + threadIdx.x; w < p_.cleared_count; w += units(p_) * threads)
+      p_.cleared[w] = 0;
     std::int64_t const bh = unit / p_.tiles, b = bh / p_.o.size.heads, h = bh % p_.o.size.heads;
     std::int64_t const first = unit % p_.tiles * row_padding;
     for (int r = int(threadIdx.x) / lanes_per_row; r < row_padding; r += threads / lanes_per_row) {
@@ -42,7 +46,8 @@ class preprocess_kernel {
   }
 
  private:
-  /// This lane's chunks of a row. Where o is 0, as in an empty row, d_o does not matter, not even if it is NaN.
+  /// This lane's chunks of a row, dO as dP = dO V^T sees it: with both rounded alike, dP - delta keeps its bits where
+  /// one key has all the weight. Where o is 0, as in an empty row, d_o does not matter, not even if it is NaN.
   __device__ float dot(E const* o, E const* d_o) const {
     float sum = 0.f;
     for (int c = int(threadIdx.x) % lanes_per_row * chunk; c < d; c += lanes_per_row * chunk) {
@@ -52,16 +57,10 @@ class preprocess_kernel {
 #pragma unroll
       for (int i = 0; i < chunk; ++i) {
         float const value = to_float(x[i]);
-        if (value != 0.f) sum = fmaf(value, as_operand(to_float(y[i])), sum);
+        if (value != 0.f) sum = fmaf(value, gpu::operation<C.precision>::as_operand(to_float(y[i])), sum);
       }
     }
     return sum;
-  }
-  /// dO as dP = dO V^T sees it. With both rounded alike, dP - delta keeps its bits where one key has all the weight.
-  __device__ static float as_operand(float x) {
-    if constexpr (gpu::operation<C.precision>::rounds_staged)
-      return bit_cast<float>(gpu::round_to_tf32(x) & 0xffffe000u);
-    else return x;
   }
   __device__ void load(E (&to)[chunk], E const* from) const {
     constexpr int per_load = 16 / int(sizeof(E));

@@ -26,7 +26,9 @@ constexpr int width_of() {
 /// One 16-row tile per warp where operands take twice the registers: FFMA gathers whole rows, a split has two limbs.
 template <config C>
 constexpr int widest_m(int m) {
-  return C.precision == precision::f32 || C.precision == precision::bf16_split ? 1 : m;
+  return C.precision == precision::f32 || C.precision == precision::bf16_split || C.precision == precision::f32_split
+             ? 1
+             : m;
 }
 
 template <config C>

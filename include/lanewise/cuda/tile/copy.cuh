@@ -79,7 +79,7 @@ __device__ __forceinline__ void round_own_chunks(Tile tile) {
 /// Zeroes the rows for which dead(row) holds.
 template <int threads, class Tile, class Dead>
 __device__ __forceinline__ void zero_rows(Tile tile, Dead const& dead) {
-  for (int c = int(threadIdx.x); c < Tile::rows * Tile::per_row; c += threads)
+  for (int c = thread_index_anew(); c < Tile::rows * Tile::per_row; c += threads)
     if (dead(c / Tile::per_row)) store_shared_4(tile.address(c / Tile::per_row, c % Tile::per_row), 0, 0, 0, 0);
 }
 

@@ -7,9 +7,6 @@
 namespace lanewise::gpu {
 
 template <int m, int n>
-using accumulators = accumulator[m][n];
-
-template <int m, int n>
 __device__ __forceinline__ void clear(accumulators<m, n>& c) {
 #pragma unroll
   for (int i = 0; i < m; ++i)
@@ -36,6 +33,7 @@ __device__ __forceinline__ void multiply_rows(accumulators<m, n>& c, TileA a, in
       for (int i = 0; i < m; ++i) Op::multiply_add(&c[i][j], fa[i], fb);
     }
   }
+  Op::finish_rows(c, lane, a, row, b);
 }
 
 /// C += P B: accumulators `p` fed as A, all rows of tile `b` as K. Where the operation promotes its sums, the product
@@ -47,19 +45,27 @@ __device__ __forceinline__ void multiply_columns(accumulators<m, n>& c, accumula
   constexpr int steps = kn / Op::c_tiles;
   int const lane = lane_index_anew();
   if constexpr (Op::promotes_sums) {
+    fed_row<typename Op::fed, steps> fa[m];
 #pragma unroll
-    for (int i = 0; i < m; ++i) {
-      typename Op::fed fa[steps];
+    for (int i = 0; i < m; ++i) fa[i] = Op::feed_row(lane, p[i], b);
 #pragma unroll
-      for (int s = 0; s < steps; ++s) fa[s] = Op::feed(&p[i][s * Op::c_tiles]);
+    for (int j = 0; j < n; j += 2) {
+      accumulator part[m][2] = {};
 #pragma unroll
-      for (int j = 0; j < n; j += 2) {
-        accumulator part[2] = {};
+      for (int s = 0; s < steps; ++s) {
+        typename Op::b_fragment const fb = Op::load_b_columns(lane, b, s * Op::k, 8 * j);
 #pragma unroll
-        for (int s = 0; s < steps; ++s) Op::multiply_add(part, fa[s], Op::load_b_columns(lane, b, s * Op::k, 8 * j));
-#pragma unroll
-        for (int e = 0; e < 8; ++e) c[i][j + e / 4].x[e % 4] += part[e / 4].x[e % 4];
+        for (int i = 0; i < m; ++i) Op::multiply_add(part[i], fa[i].step[s], fb);
       }
+#pragma unroll
+      for (int i = 0; i < m; ++i)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          float& sum = c[i][j + e / 4].x[e % 4];
+          sum = fmaf(part[i][e / 4].x[e % 4], fa[i].factor[e % 4 / 2], sum);
+        }
+      // Keeps the loads of later columns here: beside 128 registers of C they would push it out of registers.
+      if constexpr (n > 16) __syncwarp();
     }
   } else {
 #pragma unroll

@@ -1,13 +1,16 @@
-// One struct per precision: what an operand fragment is, how it is loaded from a shared tile, how an accumulator
-// becomes one, and the multiply-add. Kernels and gemm.cuh know nothing else about a precision; a new one is a new
-// struct here.
+// One struct per precision: what a staged tile is, what an operand fragment is and how it is loaded from a tile, how an
+// accumulator becomes one, and the multiply-add. Kernels and gemm.cuh know nothing else about a precision; a new one is
+// a new struct here.
 //
+//   tile         rows of an operand in shared memory      prepare<threads>(tiles...): from the rows as copied to what
+//                                                         the loads expect, by all threads, who see it after a barrier
 //   a_fragment   16 rows of A for one step of K           load_a(lane, tile, row, k)
 //   b_fragment   16 columns of B for one step of K        load_b_rows(lane, tile, n, k):    tile holds B^T, [n][k]
 //                                                         load_b_columns(lane, tile, k, n): tile holds B,   [k][n]
 //   fed          A from accumulators                      feed(c): c points to c_tiles neighbouring 16 x 8 tiles
 //
-// load_b_rows meets load_a, load_b_columns meets feed: only there may K be permuted.
+// load_b_rows meets load_a, load_b_columns meets feed: only there may K be permuted. Where promotes_sums, sums over
+// tiles are kept in f32 registers, since the tensor core's adder truncates, and feed_row gives the A of a whole tile.
 #pragma once
 
 #include "../../precision.hpp"
@@ -16,6 +19,7 @@
 #include "../lane_map.hpp"
 #include "copy.cuh"
 #include "shared_tile.cuh"
+#include "split_tile.cuh"
 
 namespace lanewise::gpu {
 
@@ -24,6 +28,9 @@ struct accumulator {
   float x[4];
 };
 using c_map = lane_maps::m16n8k16;
+
+template <int m, int n>
+using accumulators = accumulator[m][n];
 
 __device__ __forceinline__ int lane_index() { return int(threadIdx.x & 31); }
 
@@ -37,35 +44,53 @@ __device__ __forceinline__ int lane_index_anew() {
 template <precision P>
 struct operation;
 
-/// bf16 and f16 on m16n8k16.
+/// What most operations have in common: tiles are used as they were copied, sums stay in the accumulators.
 template <class E>
-struct operation_16_bit {
-  using element = E;
-  using map = lane_maps::m16n8k16;
+struct plain_operation {
+  template <int rows, int width>
+  using tile = shared_tile<E, rows, width>;
+  static constexpr bool prepares = false, promotes_sums = false;
+  template <int threads, class... Tile>
+  __device__ static void prepare(Tile...) {}
+  /// One element of an operand as a product sees it.
+  __device__ static float as_operand(float x) { return x; }
+  /// Completes C = A B^T.
+  template <int m, int n, class A, class B>
+  __device__ static void finish_rows(accumulators<m, n>&, int, A, int, B) {}
+};
+
+/// Operands that ldmatrix loads: a step of K is two chunks of 16 bytes, of 16-bit elements (k 16) or 32-bit ones (k 8).
+template <class Map>
+struct matrix_operands {
+  using map = Map;
   static constexpr int k = map::k, c_tiles = map::c_tiles_per_a;
-  static constexpr int unroll = 16;             ///< steps of K in one stretch of code: all of them
-  static constexpr bool promotes_sums = false;  ///< sums over tiles stay in the tensor core's accumulator
-  static constexpr bool rounds_staged = false;  ///< shared tiles hold the operand as it is in memory
   struct a_fragment {
     std::uint32_t r[4];
   };
   struct b_fragment {
     std::uint32_t r[4];
   };
-  using fed = a_fragment;
 
   template <class Tile>
   __device__ static a_fragment load_a(int lane, Tile tile, int row, int k0) {
     a_fragment f;
-    ldmatrix(f.r, tile.address(row + (lane & 15), k0 / 8 + (lane >> 4)));
+    ldmatrix(f.r, tile.address(row + (lane & 15), k0 / Tile::chunk + (lane >> 4)));
     return f;
   }
   template <class Tile>
   __device__ static b_fragment load_b_rows(int lane, Tile tile, int n, int k0) {
     b_fragment f;
-    ldmatrix(f.r, tile.address(n + (lane & 7) + ((lane >> 4) << 3), k0 / 8 + ((lane >> 3) & 1)));
+    ldmatrix(f.r, tile.address(n + (lane & 7) + ((lane >> 4) << 3), k0 / Tile::chunk + ((lane >> 3) & 1)));
     return f;
   }
+};
+
+/// bf16 and f16 on m16n8k16.
+template <class E>
+struct operation_16_bit : plain_operation<E>, matrix_operands<lane_maps::m16n8k16> {
+  static constexpr int unroll = 16;  ///< steps of K in one stretch of code: all of them
+  using fed = a_fragment;
+
   template <class Tile>
   __device__ static b_fragment load_b_columns(int lane, Tile tile, int k0, int n) {
     b_fragment f;
@@ -81,8 +106,6 @@ struct operation_16_bit {
     mma_m16n8k16(E{}, c[0].x, a.r, b.r[0], b.r[1]);
     mma_m16n8k16(E{}, c[1].x, a.r, b.r[2], b.r[3]);
   }
-  template <int threads, class Tile>
-  __device__ static void round_staged(Tile) {}
 };
 
 template <>
@@ -90,67 +113,156 @@ struct operation<precision::bf16> : operation_16_bit<bf16> {};
 template <>
 struct operation<precision::f16> : operation_16_bit<f16> {};
 
-/// bf16 storage; P and dS in two bf16 limbs, high = round(x), low = round(x - high): 16 bits of mantissa where the
-/// inputs have 8. The small product goes first. Long sums leave the tensor core once a tile, whose adder truncates.
+/// Two limbs of each number, so that products of both with B follow one after the other.
+template <class E>
+struct fed_limbs {
+  typename operation_16_bit<E>::fed high, low;
+
+  __device__ static fed_limbs of(accumulator const* c) {
+    fed_limbs f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      split(E{}, f.high.r[i], f.low.r[i], c[i / 2].x[2 * (i % 2)], c[i / 2].x[2 * (i % 2) + 1]);
+    return f;
+  }
+};
+
+/// A from n accumulators of 16 rows, and what each of the lane's two rows of the product is to be multiplied by.
+template <class Fed, int steps>
+struct fed_row {
+  Fed step[steps];
+  float factor[2];
+};
+
+/// bf16 storage; P and dS in two bf16 limbs: 16 bits of mantissa where the inputs have 8. The small product goes first.
 template <>
 struct operation<precision::bf16_split> : operation_16_bit<bf16> {
   static constexpr bool promotes_sums = true;
-  struct fed {
-    a_fragment high, low;
-  };
-  __device__ static fed feed(accumulator const* c) {
-    accumulator rest[2];
-    fed f;
-    f.high = operation_16_bit<bf16>::feed(c);
+  using fed = fed_limbs<bf16>;
+
+  template <int n, class Tile>
+  __device__ static fed_row<fed, n / c_tiles> feed_row(int, accumulator const (&c)[n], Tile) {
+    fed_row<fed, n / c_tiles> f;
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        std::uint32_t const word = f.high.r[2 * i + e / 2];
-        float const rounded = bit_cast<float>(e % 2 ? word & 0xffff0000u : word << 16);
-        rest[i].x[e] = c[i].x[e] - rounded;
-      }
-    f.low = operation_16_bit<bf16>::feed(rest);
+    for (int s = 0; s < n / c_tiles; ++s) f.step[s] = fed::of(c + s * c_tiles);
+    f.factor[0] = f.factor[1] = 1.f;
     return f;
   }
-  using operation_16_bit<bf16>::multiply_add;
   __device__ static void multiply_add(accumulator* c, fed const& a, b_fragment const& b) {
-    multiply_add(c, a.low, b);
-    multiply_add(c, a.high, b);
+    operation_16_bit::multiply_add(c, a.low, b);
+    operation_16_bit::multiply_add(c, a.high, b);
+  }
+  using operation_16_bit::multiply_add;
+};
+
+/// f32 storage, every operand as two f16 limbs of its own scale, three products, the small ones first; what they keep
+/// of an f32 number stands at split_tile. A row of P or dS is scaled like a row of a tile, after each of its elements
+/// has taken over the scale of the row of B that it meets.
+template <>
+struct operation<precision::f32_split> {
+  using one = operation_16_bit<f16>;
+  static constexpr int k = one::k, c_tiles = one::c_tiles, unroll = 16;
+  static constexpr bool prepares = true, promotes_sums = true;
+  template <int rows, int width>
+  using tile = split_tile<rows, width>;
+  using fed = fed_limbs<f16>;
+  struct a_fragment {
+    one::a_fragment high, low;
+  };
+  struct b_fragment {
+    one::b_fragment high, low;
+  };
+
+  template <int threads, class... Tile>
+  __device__ static void prepare(Tile... tiles) {
+    __syncthreads();
+    (split_rows<threads>(tiles), ...);
+  }
+  __device__ static float as_operand(float x) { return x; }
+
+  template <class Tile>
+  __device__ static a_fragment load_a(int lane, Tile tile, int row, int k0) {
+    return {one::load_a(lane, tile.high(), row, k0), one::load_a(lane, tile.low(), row, k0)};
+  }
+  template <class Tile>
+  __device__ static b_fragment load_b_rows(int lane, Tile tile, int n, int k0) {
+    return {one::load_b_rows(lane, tile.high(), n, k0), one::load_b_rows(lane, tile.low(), n, k0)};
+  }
+  template <class Tile>
+  __device__ static b_fragment load_b_columns(int lane, Tile tile, int k0, int n) {
+    return {one::load_b_columns(lane, tile.high(), k0, n), one::load_b_columns(lane, tile.low(), k0, n)};
+  }
+  template <int m, int n, class A, class B>
+  __device__ static void finish_rows(accumulators<m, n>& c, int lane, A a, int row, B b) {
+    float of_row[m][2];
+#pragma unroll
+    for (int i = 0; i < m; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        of_row[i][half] = load_shared(a.factor_address(row + 16 * i + 8 * half + lane / 4));
+#pragma unroll
+    for (int j = 0; j < n; ++j) {
+      float2 const of_column = load_shared_2(b.factor_address(8 * j + 2 * (lane % 4)));
+#pragma unroll
+      for (int i = 0; i < m; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) c[i][j].x[e] *= (e % 2 ? of_column.y : of_column.x) * of_row[i][e / 2];
+    }
+  }
+  template <int n, class Tile>
+  __device__ static fed_row<fed, n / c_tiles> feed_row(int lane, accumulator const (&c)[n], Tile b) {
+    accumulator x[n];
+    float largest[2] = {};
+#pragma unroll
+    for (int j = 0; j < n; ++j) {
+      float2 const of_k = load_shared_2(b.factor_address(8 * j + 2 * (lane % 4)));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        x[j].x[e] = c[j].x[e] * (e % 2 ? of_k.y : of_k.x);
+        largest[e / 2] = fmaxf(largest[e / 2], fabsf(x[j].x[e]));
+      }
+    }
+    fed_row<fed, n / c_tiles> f;
+    float up[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      limb_scale const s = limb_scale_of(row_max(largest[half]));
+      up[half] = s.up, f.factor[half] = s.down;
+    }
+#pragma unroll
+    for (int s = 0; s < n / c_tiles; ++s) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) x[s * c_tiles + e / 4].x[e % 4] *= up[e % 4 / 2];
+      f.step[s] = fed::of(x + s * c_tiles);
+    }
+    return f;
+  }
+  template <class A>
+  __device__ static void multiply_add(accumulator* c, A const& a, b_fragment const& b) {
+    one::multiply_add(c, a.low, b.high);
+    one::multiply_add(c, a.high, b.low);
+    one::multiply_add(c, a.high, b.high);
   }
 };
 
 /// f32 storage, products in tf32 on m16n8k8. Staged tiles are rounded in shared memory, accumulators as they are fed.
 template <>
-struct operation<precision::tf32> {
-  using element = float;
-  using map = lane_maps::m16n8k8_tf32;
-  static constexpr int k = map::k, c_tiles = map::c_tiles_per_a, unroll = 32;
-  static constexpr bool promotes_sums = false, rounds_staged = true;
-  struct a_fragment {
-    std::uint32_t r[4];
-  };
-  struct b_fragment {
-    std::uint32_t r[4];
-  };
+struct operation<precision::tf32> : plain_operation<float>, matrix_operands<lane_maps::m16n8k8_tf32> {
+  static constexpr int unroll = 32;
+  static constexpr bool prepares = true;
   using fed = a_fragment;
 
-  template <class Tile>
-  __device__ static a_fragment load_a(int lane, Tile tile, int row, int k0) {
-    a_fragment f;
-    ldmatrix(f.r, tile.address(row + (lane & 15), k0 / 4 + (lane >> 4)));
-    return f;
+  template <int threads, class... Tile>
+  __device__ static void prepare(Tile... tiles) {
+    (round_own_chunks<threads>(tiles), ...);
   }
-  template <class Tile>
-  __device__ static b_fragment load_b_rows(int lane, Tile tile, int n, int k0) {
-    b_fragment f;
-    ldmatrix(f.r, tile.address(n + (lane & 7) + ((lane >> 4) << 3), k0 / 4 + ((lane >> 3) & 1)));
-    return f;
-  }
+  __device__ static float as_operand(float x) { return bit_cast<float>(round_to_tf32(x) & 0xffffe000u); }
+
   /// Rows in the map's permuted order; with the swizzle the 32 lanes read 32 different banks.
   template <class Tile>
   __device__ static b_fragment load_b_columns(int lane, Tile tile, int k0, int n) {
     b_fragment f;
+    lane &= 31;  // known to the optimiser, as element_address wants it
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       lane_maps::element const at = map::b(lane, i % 2);
@@ -168,20 +280,14 @@ struct operation<precision::tf32> {
     mma_m16n8k8_tf32(c[0].x, a.r, b.r[0], b.r[1]);
     mma_m16n8k8_tf32(c[1].x, a.r, b.r[2], b.r[3]);
   }
-  template <int threads, class Tile>
-  __device__ static void round_staged(Tile tile) {
-    round_own_chunks<threads>(tile);
-  }
 };
 
 /// f32 in FFMA, the strict reference on the GPU: the C map of the tensor cores, whose lanes gather whole rows of A and
 /// their own columns of B. An accumulator is fed by shuffles within the four lanes that share its rows.
 template <>
-struct operation<precision::f32> {
-  using element = float;
+struct operation<precision::f32> : plain_operation<float> {
   static constexpr int k = 8, c_tiles = 1,
                        unroll = 2;  ///< with more, loads run ahead of 48 registers of operands and spill
-  static constexpr bool promotes_sums = false, rounds_staged = false;
   struct a_fragment {
     float x[2][8];  ///< rows g and g + 8
   };
@@ -207,6 +313,7 @@ struct operation<precision::f32> {
   template <class Tile>
   __device__ static b_fragment load_b_columns(int lane, Tile tile, int k0, int n) {
     b_fragment f;
+    lane &= 31;  // known to the optimiser, as element_address wants it
 #pragma unroll
     for (int i = 0; i < 8; ++i)
 #pragma unroll
@@ -237,8 +344,6 @@ struct operation<precision::f32> {
           sum = fmaf(a.x[half][i], b.x[column][i], sum);
         }
   }
-  template <int threads, class Tile>
-  __device__ static void round_staged(Tile) {}
 
  private:
   template <class Tile>

@@ -44,31 +44,15 @@ constexpr score_scale score_scale_of(float scale) {
   return c > 0.f ? score_scale{1.f, c} : score_scale{c, 1.f};
 }
 
-/// Scores of one tile, ready for the exponent. `raw`, where given, receives scale q.k as a score's grad wants it.
-/// Returns this lane's live columns (bit 2 j + c: column 8 j + 2 t + c of the tile), all ones unless the mask was
-/// asked.
-template <rows_are R, int m, int n, class F>
-__device__ __forceinline__ std::uint32_t apply_variant(accumulators<m, n>& s, accumulators<m, n>* raw, F const& f,
-                                                       block const& tile, int row, cover c, bool ragged,
-                                                       score_scale scale) {
-  static_assert(n <= 16, "a lane's columns fit one word");
-  if (!has_score<F> && scale.before != 1.f)
-    for_each_element<m, n>(0, [&](int, int, int i, int j, int e) { s[i][j].x[e] *= scale.before; });
-  std::uint32_t live = 0xffffffffu;
-  if (c == cover::full && !ragged) {
-    if constexpr (has_score<F>)
-      for_each_element<m, n>(row, [&](int r, int column, int i, int j, int e) {
-        float const x = s[i][j].x[e] * scale.before;
-        if (raw) (*raw)[i][j].x[e] = x;
-        s[i][j].x[e] = score(f, x, position_in<R>(tile, r, column)) * log2_e;
-      });
-    return live;
-  }
-  if (has_mask<F> && c == cover::partial) live = 0;
+/// A tile with pairs to be masked: past the ends of the sequences where `ragged`, else by the variant alone.
+template <rows_are R, bool ragged, int m, int n, class F>
+__device__ __forceinline__ void mask_pairs(accumulators<m, n>& s, accumulators<m, n>* raw, F const& f,
+                                           block const& tile, int row, cover c, score_scale scale) {
   for_each_element<m, n>(row, [&](int r, int column, int i, int j, int e) {
     position const at = position_in<R>(tile, r, column);
-    bool const inside = at.q < tile.q_end && at.k < tile.k_end;
-    bool const kept = inside && (c == cover::full || keep(f, at));
+    constexpr bool asks = has_mask<F> || has_score<F>;  // about pairs that exist; a padding query's results are dropped
+    bool const inside = !ragged || ((!asks || at.q < tile.q_end) && at.k < tile.k_end);
+    bool const kept = inside && ((ragged && c == cover::full) || keep(f, at));
     float& x = s[i][j].x[e];
     if constexpr (has_score<F>) {
       float const before = x * scale.before;
@@ -76,9 +60,45 @@ __device__ __forceinline__ std::uint32_t apply_variant(accumulators<m, n>& s, ac
       if (kept) x = score(f, before, at) * log2_e;
     }
     if (!kept) x = -infinity;
-    bool const padding = R == rows_are::queries ? at.k >= tile.k_end : at.q >= tile.q_end;
-    if (kept || padding) live |= 1u << (2 * j + e % 2);
   });
+}
+
+/// Scores of one tile, ready for the exponent. `raw`, where given, receives scale q.k as a score's grad wants it.
+template <rows_are R, int m, int n, class F>
+__device__ __forceinline__ void apply_variant(accumulators<m, n>& s, accumulators<m, n>* raw, F const& f,
+                                              block const& tile, int row, cover c, bool ragged, score_scale scale) {
+  if (!has_score<F> && scale.before != 1.f)
+    for_each_element<m, n>(0, [&](int, int, int i, int j, int e) { s[i][j].x[e] *= scale.before; });
+  if (ragged) {
+    mask_pairs<R, true>(s, raw, f, tile, row, c, scale);
+  } else if (has_mask<F> && c != cover::full) {
+    mask_pairs<R, false>(s, raw, f, tile, row, c, scale);
+  } else if constexpr (has_score<F>) {
+    for_each_element<m, n>(row, [&](int r, int column, int i, int j, int e) {
+      float const x = s[i][j].x[e] * scale.before;
+      if (raw) (*raw)[i][j].x[e] = x;
+      s[i][j].x[e] = score(f, x, position_in<R>(tile, r, column)) * log2_e;
+    });
+  }
+}
+
+/// Columns of this lane where some row may have weight (bit 2 j + c: column 8 j + 2 t + c): not every score is
+/// -infinity. Bits are combined rather than compared one by one, which took as long as the mask itself.
+template <int m, int n>
+__device__ __forceinline__ std::uint32_t live_columns_of(accumulators<m, n> const& s) {
+  static_assert(n <= 16, "a lane's columns fit one word");
+  constexpr std::uint32_t masked = 0xff800000u;
+  std::uint32_t live = 0;
+#pragma unroll
+  for (int j = 0; j < n; ++j)
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      std::uint32_t all = ~0u;
+#pragma unroll
+      for (int i = 0; i < m; ++i)
+        all &= bit_cast<std::uint32_t>(s[i][j].x[c]) & bit_cast<std::uint32_t>(s[i][j].x[c + 2]);
+      if (all != masked) live |= 1u << (2 * j + c);
+    }
   return live;
 }
 
@@ -91,7 +111,8 @@ struct live_columns {
   __device__ __forceinline__ void publish(std::uint32_t live) const {
 #pragma unroll
     for (int step = 4; step < 32; step *= 2) live |= __shfl_xor_sync(0xffffffffu, live, step);
-    if (lane_index() < 4) store_shared_word(base + ((threadIdx.x / 32) * 4 + lane_index()) * 4, live);
+    int const thread = thread_index_anew(), lane = thread & 31;
+    if (lane < 4) store_shared_word(base + (thread / 32 * 4 + lane) * 4, live);
   }
   /// After a barrier: no warp sees this column.
   __device__ __forceinline__ bool dead(int column) const {

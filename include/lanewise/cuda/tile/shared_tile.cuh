@@ -19,12 +19,17 @@ struct shared_tile {
   std::uint32_t base;  ///< in the shared window, aligned to 128
 
   /// Rows of a multiple of 128 bytes repeat their banks every row, rows of an odd multiple of 64 every other row.
-  __device__ static constexpr int swizzle(int row) { return per_row % 8 == 0 ? row & 7 : (row >> 1) & 3; }
+  static constexpr int permuted = per_row % 8 == 0 ? 8 : 4;  ///< chunks that change places among themselves
+  __device__ static constexpr int swizzle(int row) { return permuted == 8 ? row & 7 : (row >> 1) & 3; }
   __device__ std::uint32_t address(int row, int chunk_index) const {
     return base + std::uint32_t(row * row_bytes + ((chunk_index ^ swizzle(row)) << 4));
   }
+  /// Written so that what is known of the column at compile time, beyond the permutation, becomes an offset in the
+  /// instruction: for operands that are loaded word by word, one register serves many loads.
   __device__ std::uint32_t element_address(int row, int column) const {
-    return address(row, column / chunk) + std::uint32_t(column % chunk * int(sizeof(E)));
+    int const index = column / chunk, place = (index & (permuted - 1)) ^ swizzle(row);
+    return base + std::uint32_t(row * row_bytes + (place << 4) + ((index & ~(permuted - 1)) << 4) +
+                                column % chunk * int(sizeof(E)));
   }
   __device__ shared_tile stage(int index) const { return {base + std::uint32_t(index * bytes)}; }
 };
@@ -38,6 +43,13 @@ __device__ __forceinline__ int thread_index_anew() {
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
+}
+
+/// x, its origin hidden from the optimiser: what is computed from it is not kept in registers across a loop, nor are
+/// the numbers that x came from.
+__device__ __forceinline__ std::int32_t anew(std::int32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
 }
 
 __device__ __forceinline__ float load_shared(std::uint32_t address) {

@@ -7,11 +7,7 @@
 
 namespace lanewise::gpu {
 
-/// Over the four lanes of a row, on the C map.
-__device__ __forceinline__ float row_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
+/// Over the four lanes that share a row, on the C map.
 __device__ __forceinline__ float row_sum(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
@@ -48,20 +44,21 @@ struct running_softmax {
         rescale |= (raised[i][half] - maximum[i][half]) * factor > slack;
       }
     if (__any_sync(0xffffffffu, rescale)) raise(raised, o, factor);
+    float base[m][2];
 #pragma unroll
     for (int i = 0; i < m; ++i)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float const base = softmax::base_of(maximum[i][half]) * factor;
+      for (int half = 0; half < 2; ++half) base[i][half] = softmax::base_of(maximum[i][half]) * factor;
 #pragma unroll
-        for (int j = 0; j < n; ++j)
+    for (int j = 0; j < n; ++j)  // in the order in which P V takes them
 #pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            float& x = s[i][j].x[2 * half + c];
-            x = exp2_approximate(fmaf(x, factor, -base));
-            sum[i][half] += x;
-          }
-      }
+      for (int i = 0; i < m; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& x = s[i][j].x[e];
+          x = exp2_approximate(fmaf(x, factor, -base[i][e / 2]));
+          sum[i][e / 2] += x;
+        }
   }
 
  private:
