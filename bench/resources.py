@@ -8,7 +8,7 @@
                                          beyond 30 s of CPU time or 2 GB, or is older than the kernels
 
 resources.sh runs the first three. A line's stamp is a hash of the row and of the kernel headers without comments and
-white space, so that only a change of code makes the table old; sm90/ counts for sm_90a alone.
+white space, so that only a change of code makes the table old; what only sm90/ includes counts for sm_90a alone.
 """
 import csv
 import hashlib
@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "bench/results/resources.csv"
 INSTANCES = ROOT / "tests/instances"
-ARCHITECTURES = ("80", "90a", "120")
+ARCHITECTURES = ("80", "120", "90a")
 COLUMNS = ("instance", "architecture", "kernel", "registers", "spill_bytes", "stack_bytes", "shared_bytes", "cpu_seconds",
            "peak_mib", "stamp")
 MOST_SECONDS, MOST_MIB = 30, 2e9 / 2**20
@@ -41,11 +41,20 @@ def code(path):
     return re.sub(r"\s+", "", text)
 
 
+def kernel_headers(path, wgmma, found):
+    """Adds to `found` the headers of cuda/ that `path` includes, itself too; those of sm90/ only where `wgmma`."""
+    if path in found or (path.parent.name == "sm90" and not wgmma):
+        return found
+    found.add(path)
+    for name in re.findall(r'#include "([^"]+)"', path.read_text()):
+        if "cuda" in (inner := (path.parent / name).resolve()).parts:
+            kernel_headers(inner, wgmma, found)
+    return found
+
+
 def stamp(name, architecture):
-    headers = [ROOT / "include/lanewise/attention.cuh", INSTANCES / "variants.hpp", INSTANCES / "instance.cu.in"]
-    headers += sorted(p for p in (ROOT / "include/lanewise/cuda").rglob("*")
-                      if p.is_file() and (architecture == "90a" or p.parent.name != "sm90"))
-    text = "\n".join([*instances()[name], *map(code, headers)])
+    headers = kernel_headers(ROOT / "include/lanewise/attention.cuh", architecture == "90a", set())
+    text = "\n".join([*instances()[name], *map(code, [INSTANCES / "variants.hpp", INSTANCES / "instance.cu.in", *sorted(headers)])])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -170,7 +179,7 @@ def check():
 def main():
     command, rest = sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:]
     if command == "rows":
-        print("\n".join(f"{name} {architecture}" for name in instances() for architecture in ARCHITECTURES))
+        print("\n".join(f"{name} {architecture}" for architecture in ARCHITECTURES for name in instances()))
         return 0
     if command == "compile" and len(rest) == 3:
         return compile_one(Path(rest[0]), *rest[1:])
