@@ -90,6 +90,12 @@ inline std::int64_t count_of(std::vector<std::int64_t> const& shape, std::string
   return count;
 }
 
+/// A value of the header as an error shows it: a number or a string by its text, else its type. Text of nested arrays
+/// would be made by recursion, which a hostile file drives past the end of the stack.
+inline std::string shown(nlohmann::json const& value) {
+  return value.is_structured() ? std::string("an ") + value.type_name() : value.dump();
+}
+
 /// One tensor's entry of the header.
 struct entry {
   std::string name, dtype;
@@ -105,7 +111,7 @@ inline entry parse_entry(std::string const& path, std::string const& name, nlohm
     if (!e.contains(key) || !e[key].is_array()) throw std::runtime_error(whose + ": no array '" + key + "'");
     for (auto const& n : e[key]) {
       if (!n.is_number_unsigned())
-        throw std::runtime_error(whose + ": '" + key + "' holds " + n.dump() + ", not a whole number of 0 or more");
+        throw std::runtime_error(whose + ": '" + key + "' holds " + shown(n) + ", not a whole number of 0 or more");
       values.push_back(n.get<std::uint64_t>());
     }
     return values;
@@ -217,7 +223,8 @@ inline file read(std::filesystem::path const& path) {
       continue;
     }
     for (auto const& [k, v] : value.items()) {
-      if (!v.is_string()) throw std::runtime_error(name + ": metadata '" + k + "' is " + v.dump() + ", not a string");
+      if (!v.is_string())
+        throw std::runtime_error(name + ": metadata '" + k + "' is " + detail::shown(v) + ", not a string");
       result.metadata[k] = v.get<std::string>();
     }
   }

@@ -139,6 +139,10 @@ TEST_CASE("a broken file is refused with its path and the numbers") {
   CHECK(has(e, "hold 8 bytes, but shape [3] of F32 needs 12"));
   e = error_of(raw(dir, R"({"q":{"dtype":"F32","shape":[-1],"data_offsets":[0,8]}})", "12345678"));
   CHECK(has(e, "'shape' holds -1"));
+  std::string const deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  e = error_of(raw(dir, R"({"q":{"dtype":"F32","data_offsets":[0,8],"shape":)" + deep + "}}", "12345678"));
+  CHECK(has(e, "'shape' holds an array"));
+  CHECK(has(error_of(raw(dir, R"({"__metadata__":{"a":)" + deep + "}}", "")), "metadata 'a' is an array"));
   e = error_of(raw(dir, R"({"q":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8]}})", "12345678"));
   CHECK(has(e, "more than 2^62 elements"));
   e = error_of(raw(dir, R"({"q":{"dtype":"F8_E4M3","shape":[8],"data_offsets":[0,8]}})", "12345678"));
