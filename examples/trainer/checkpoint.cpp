@@ -1,6 +1,11 @@
 #include "checkpoint.hpp"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <fstream>
@@ -134,6 +139,16 @@ void run_directory::write(std::string const& name, std::string const& text) cons
     if (!out.flush()) throw write_failed("cannot write " + part.string());
   }
   fs::rename(part, path_ / name);
+}
+
+run_lock::run_lock(fs::path const& directory) : fd_(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  if (fd_ < 0 || ::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+  ::close(fd_);
+  throw output_exists(directory.string() + ": another lanewise-train is running there");
+}
+
+run_lock::~run_lock() {
+  if (fd_ >= 0) ::close(fd_);
 }
 
 void save_checkpoint(run_directory const& directory, checkpoint_header const& header, lm_trainer& run) {

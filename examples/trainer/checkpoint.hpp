@@ -47,6 +47,19 @@ class run_directory {
   double min_free_gb_;
 };
 
+/// Keeps a second run out of a directory until it is destroyed or its process has ended, however it ends.
+class run_lock {
+ public:
+  /// Throws out-exists where another process holds the lock. A file system without locks gives none.
+  explicit run_lock(std::filesystem::path const& directory);
+  ~run_lock();
+  run_lock(run_lock const&) = delete;
+  run_lock& operator=(run_lock const&) = delete;
+
+ private:
+  int fd_;
+};
+
 /// What a checkpoint says besides the weights.
 struct checkpoint_header {
   std::int64_t step = 0;

@@ -108,7 +108,6 @@ class lm_run {
     if (header_.step == 0) show_sample("before");
     directory_.write("log.jsonl", header_.log);
     log_.open(directory_.path() / "log.jsonl", std::ios::binary | std::ios::app);
-    header_.log.reserve(header_.log.size() + std::size_t(settings_.steps) * 160);
     progress bar(settings_.steps, header_.step, settings_.batch * settings_.context, settings_.log_every,
                  isatty(STDOUT_FILENO) == 1);
     std::int64_t saved = -1;
@@ -173,6 +172,9 @@ class lm_run {
     if (!log_.flush()) throw write_failed("cannot write " + (directory_.path() / "log.jsonl").string());
   }
   void log_validation(std::int64_t t, double loss) {
+    if (!std::isfinite(loss))
+      throw loss_not_finite("validation after step " + std::to_string(t) + ": loss " + number(loss) +
+                            "; a smaller --lr or --clip may help; the last checkpoint is untouched");
     log("{\"step\":" + std::to_string(t) + ",\"validation_loss\":" + number(loss) + "}\n");
   }
 
@@ -241,13 +243,20 @@ class lm_run {
 
 int run_lm(lm_options options) {
   run_directory const directory(options.out, resolve(options).min_free_gb);
+  run_lock const alone(directory.path());
   std::optional<checkpoint_header> resumed;
   std::set<std::string> from_user;
   if (options.resume) {
     auto const newest = directory.newest_checkpoint();
     if (!newest) throw bad_checkpoint("--resume: there is no checkpoint in " + directory.path().string());
     resumed = read_header(*newest);
-    options = continue_from(options, resumed->options, from_user);
+    try {
+      options = continue_from(options, resumed->options, from_user);
+      static_cast<void>(loss_curve::from_log(resumed->log, 0));
+    } catch (nlohmann::json::exception const& e) {
+      throw bad_checkpoint(newest->string() + ": its options or its log cannot be read: " + e.what() +
+                           "; delete it to continue from the one before");
+    }
   } else if (directory.holds_a_run()) {
     if (!options.overwrite)
       throw output_exists(

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <type_traits>
@@ -30,6 +31,30 @@ void require(bool ok, std::string const& sentence) {
   if (!ok) throw bad_option(sentence);
 }
 
+/// Refuses sizes whose counts leave 64 bits or whose plan cannot be worked out; whether one fits is asked later.
+void check_sizes(lm_settings const& s) {
+  constexpr std::int64_t most = std::int64_t(1) << 31, most_layers = 10'000, most_threads = 4'096;
+  constexpr double most_numbers = 0x1p50;
+  auto const at_most = [](char const* name, std::int64_t value, std::int64_t limit) {
+    require(value <= limit, std::string("--") + name + ": " + text_of(value) + " is more than " + text_of(limit));
+  };
+  at_most("layers", s.layers, most_layers);
+  at_most("threads", s.threads, most_threads);
+  at_most("hidden", s.hidden, most);
+  at_most("heads", s.heads, most);
+  at_most("kv-heads", s.kv_heads, most);
+  at_most("head-dim", s.head_dim, most);
+  at_most("ffn", s.ffn, most);
+  at_most("context", s.context, most);
+  at_most("batch", s.batch, most);
+  double const layers = double(s.layers), rows = double(s.batch) * double(s.context);
+  double const width = double(s.hidden) + double(s.heads + 2 * s.kv_heads) * double(s.head_dim) + 3 * double(s.ffn);
+  require(layers * double(s.hidden) * width <= most_numbers, "the model has more than 2^50 weights");
+  require(
+      rows * (layers * width + double(s.heads) * double(s.context)) <= most_numbers,
+      "a step of --batch " + text_of(s.batch) + " and --context " + text_of(s.context) + " has more than 2^50 numbers");
+}
+
 void check(lm_settings const& s) {
   for_each_field(
       [](field const& f, auto const& value) {
@@ -37,6 +62,7 @@ void check(lm_settings const& s) {
           require(value >= 0, std::string("--") + f.name + ": " + text_of(value) + " is negative");
       },
       s);
+  check_sizes(s);
   require(s.heads % s.kv_heads == 0,
           "--kv-heads: " + text_of(s.kv_heads) + " does not divide --heads " + text_of(s.heads));
   require(s.head_dim % 2 == 0 && s.head_dim <= 256,
@@ -155,7 +181,7 @@ lm_settings resolve(lm_options const& o) {
       s, o, p);
   s.preset = o.preset.value_or("small");
   if (!o.kv_heads && s.heads % s.kv_heads != 0) s.kv_heads = 1;
-  if (!o.ffn && o.hidden) s.ffn = 3 * s.hidden;
+  if (!o.ffn && o.hidden) s.ffn = s.hidden <= std::numeric_limits<std::int64_t>::max() / 3 ? 3 * s.hidden : s.hidden;
 
   auto const part_of_steps = [&](std::int64_t parts) {
     return std::max<std::int64_t>(1, (s.steps + parts - 1) / parts);

@@ -27,7 +27,8 @@ std::optional<std::string> contents(fs::path const& path) {
 std::vector<fs::path> files_of(std::vector<fs::path> const& paths) {
   std::vector<fs::path> files;
   for (fs::path const& path : paths) {
-    if (!fs::exists(path)) throw no_data("--data: there is no " + path.string());
+    std::error_code error;
+    if (!fs::exists(path, error)) throw no_data("--data: there is no " + path.string());
     if (!fs::is_directory(path)) {
       files.push_back(path);
       continue;

@@ -22,6 +22,10 @@ expect 2 "error: bad-option: --steps" "${quick[@]}" --steps 3
 expect 2 "error: bad-option: The following argument was not expected: --nonsense" "$train" lm --nonsense
 expect 2 "error: bad-option: --kv-heads: 3 does not divide --heads 4" "$train" lm --heads 4 --kv-heads 3
 
+expect 2 "error: bad-option: --threads: 4294967297 is more than 4096" "${quick[@]}" --threads 4294967297
+expect 2 "error: bad-option: --layers: 100000000000 is more than 10000" "${quick[@]}" --layers 100000000000
+expect 2 "error: bad-option: a step of --batch 2147483648 and --context 1048576 has more than 2^50 numbers" "${quick[@]}" --batch 2147483648 --context 1048576
+
 # Memory: an estimate over the budget, and a refusal by the system, end cleanly with the numbers.
 expect 6 "error: out-of-memory: est 3." "${quick[@]}" --memory-mb 3
 grep -q 'est [0-9.]* MiB, free 3.0 MiB, reserve 0.0 MiB; these would fit: --batch 2 ' output || { cat output; fail "no numbers, or no way out"; }
@@ -34,6 +38,16 @@ expect 7 "error: attn-unsupported: dispatch: 48 is not among the values that thi
 expect 0 "attention: materialised softmax on BLAS" "${quick[@]}" --head-dim 48 --attn exact
 expect 10 "error: out-exists: lanewise-train-out holds a run" "$train" lm --preset tiny --steps 3
 expect 11 "error: loss-not-finite: step 2: " "${quick[@]}" --lr 1e30
+expect 11 "error: loss-not-finite: validation after step 1: loss " "$train" lm --preset tiny --steps 1 --sample-bytes 0 --overwrite --lr inf
+
+# A directory belongs to one process at a time: --resume beside a run that has lost its terminal spoils neither.
+"$train" lm --preset tiny --steps 1000000 --checkpoint-every 10 --sample-bytes 0 --out busy >/dev/null &
+pid=$!
+wait_for_steps busy/log.jsonl 20 $pid
+expect 10 "error: out-exists: busy: another lanewise-train is running there" "$train" lm --out busy --resume
+expect 10 "error: out-exists: busy: another lanewise-train is running there" "$train" lm --out busy --overwrite
+kill -KILL $pid
+wait $pid || true
 touch file
 expect 12 "error: write-failed: --out: cannot create file" "$train" lm --preset tiny --out file
 expect 0 "--resume" "$train" lm --help
