@@ -19,8 +19,8 @@ struct capped_window {
   }
 };
 
-/// A window that writes down every pair it is asked about: 1 in seen[q, k]. A kernel asks about each pair of a tile that
-/// it visits and about no other, so what is seen are the visited tiles.
+/// A window that writes down every pair it is asked about: 1 in seen[q, k]. A kernel asks about each pair of a tile
+/// that it visits and about no other, so what is seen are the visited tiles.
 struct recorded_window {
   window inner{};
   unsigned char* seen = nullptr;  ///< [q, keys] where the call runs; left out: nothing is written
