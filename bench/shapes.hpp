@@ -56,8 +56,9 @@ struct training_shape {
 inline std::vector<training_shape> training_shapes(std::string const& path) {
   std::ifstream in(path);
   if (!in) throw std::runtime_error("cannot open " + path);
+  nlohmann::json const file = nlohmann::json::parse(in);
   std::vector<training_shape> all;
-  for (auto const& t : nlohmann::json::parse(in).at("training")) {
+  for (auto const& t : file.at("training")) {
     std::string const name = t.at("mask");
     mask const kind = name == "causal" ? mask::causal : name.starts_with("window") ? mask::window : mask::full;
     all.push_back({{t.at("id"), t.at("batch"), t.at("q_heads"), t.at("kv_heads"), t.at("q_len"), t.at("k_len"), kind},
