@@ -52,7 +52,7 @@ struct training_shape {
   int head_dim;
 };
 
-/// The shapes of shapes.json. Throws where the file cannot be read.
+/// The shapes of shapes.json. Throws where the file cannot be read or holds none.
 inline std::vector<training_shape> training_shapes(std::string const& path) {
   std::ifstream in(path);
   if (!in) throw std::runtime_error("cannot open " + path);
@@ -64,6 +64,7 @@ inline std::vector<training_shape> training_shapes(std::string const& path) {
     all.push_back({{t.at("id"), t.at("batch"), t.at("q_heads"), t.at("kv_heads"), t.at("q_len"), t.at("k_len"), kind},
                    t.at("head_dim")});
   }
+  if (all.empty()) throw std::runtime_error(path + ": holds no training shapes");
   return all;
 }
 
