@@ -14,6 +14,7 @@
 #include "attention_site.hpp"
 #include "blas.hpp"
 #include "exponential.hpp"
+#include "workers.hpp"
 
 namespace trainer::exact {
 

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <fstream>
 
+#include "attention_probe.hpp"
 #include "error.hpp"
 #include "exponential.hpp"
 
@@ -39,6 +40,10 @@ std::string levers(lm_settings const& settings, int threads, std::size_t availab
   return text.empty() ? "no smaller --batch, --context or --layers fits alone" : "these would fit: " + text;
 }
 
+attention_site site_of(lm_settings const& s) {
+  return {s.attention(), {s.batch, s.context, s.heads, s.kv_heads, s.head_dim}};
+}
+
 window_order order_of(lm_settings const& s, text_data const& data) {
   auto const size = std::int64_t(data.train.size());
   if (size < s.context + 1)
@@ -60,8 +65,7 @@ memory_budget budget_of(lm_settings const& settings) {
 
 lm_trainer::persistent_ids lm_trainer::record(lm_settings const& s, parameter_layout const& layout,
                                               adamw const& optimiser, int threads, step_memory& memory) {
-  workers const on = workers::planning_for(threads);
-  cpu_ops<float> const op(on);
+  cpu_ops<float> const op(workers::planning_for(threads));
   language_model<float> model(s.model(), s.attention(), layout);
   std::int64_t const rows = s.batch * s.context;
   persistent_ids const ids{.weights = memory.persistent<float>(layout.count(), "weights"),
@@ -81,8 +85,7 @@ lm_trainer::persistent_ids lm_trainer::record(lm_settings const& s, parameter_la
   memory.graph(sample_graph);
   model.predict(op, memory, {1, s.context, nullptr, nullptr}, nullptr, nullptr, nullptr);
   memory.graph(probe_graph);
-  attention_site<float> const site(s.attention(), {s.batch, s.context, s.heads, s.kv_heads, s.head_dim}, on);
-  memory.take<std::byte>(std::int64_t(site.probe_bytes()), "attention probe");
+  memory.take<std::byte>(std::int64_t(probe_bytes(op, site_of(s))), "attention probe");
   memory.plan();
   return ids;
 }
@@ -108,8 +111,10 @@ lm_trainer::lm_trainer(lm_settings const& s, text_data const& data, lanewise::th
     throw out_of_memory(numbers + ": " + refused.what());
   }
   memory_.graph(probe_graph);
-  attention_site<float> const site(s.attention(), {s.batch, s.context, s.heads, s.kv_heads, s.head_dim}, on_);
-  kernels_ = site.probe(memory_.take<std::byte>(std::int64_t(site.probe_bytes()), "attention probe").get());
+  cpu_ops<float> const op(on_);
+  attention_site const site = site_of(s);
+  kernels_ =
+      probe_attention(op, site, memory_.take<std::byte>(std::int64_t(probe_bytes(op, site)), "attention probe").get());
   fill_rotary_table(s.context, s.head_dim, s.model().rope_theta, memory_.at<float>(ids_.rotary));
 }
 

@@ -51,7 +51,7 @@ void initialise(parameter_layout const& layout, model_shape const& shape, std::u
 
 template <class T>
 struct language_model<T>::scene {
-  cpu_ops<T> const& op;
+  ops<T> const& op;
   step_memory& memory;
   token_batch const& in;
   T const *weights, *rotary;
@@ -63,8 +63,8 @@ struct language_model<T>::scene {
 };
 
 template <class T>
-attention_site<T> language_model<T>::site(scene const& s) const {
-  return {attention_, {s.in.batch, s.in.sequence, shape_.q_heads, shape_.kv_heads, shape_.head_dim}, s.op.on()};
+attention_site language_model<T>::site(scene const& s) const {
+  return {attention_, {s.in.batch, s.in.sequence, shape_.q_heads, shape_.kv_heads, shape_.head_dim}};
 }
 
 template <class T>
@@ -95,7 +95,8 @@ buffer<T> language_model<T>::layer_forward(scene const& s, std::int64_t layer, b
   T const* const w = s.weights;
   std::int64_t const rows = s.in.rows(), hidden = shape_.hidden, q_width = shape_.q_heads * shape_.head_dim;
   std::int64_t const qk_heads = shape_.q_heads + shape_.kv_heads;
-  attention_site<T> const site = this->site(s);
+  attention_site const site = this->site(s);
+  attention_needs const needs = s.op.attention(site);
 
   t.x = std::move(x);
   t.normed = s.take(hidden, "normed");
@@ -107,11 +108,12 @@ buffer<T> language_model<T>::layer_forward(scene const& s, std::int64_t layer, b
   t.head_inverse = s.take(qk_heads, "head_inverse");
   s.op.head_norm(heads(s), t.qkv, w + at.q_norm, w + at.k_norm, s.rotary, t.qk, t.head_inverse);
   t.o = s.take(q_width, "o");
-  t.attention = s.elements(site.saved_count(), "attention");
+  t.attention = s.elements(needs.saved, "attention");
   {
-    buffer<std::byte> const scratch = s.scratch(site.forward_scratch());
-    site.forward(views(s, t.qk, t.qkv), head_view(s.in, t.o.get(), shape_.q_heads, 0, shape_.q_heads, shape_.head_dim),
-                 t.attention, scratch);
+    buffer<std::byte> const scratch = s.scratch(needs.forward_scratch);
+    s.op.attention_forward(site, views(s, t.qk, t.qkv),
+                           head_view(s.in, t.o.get(), shape_.q_heads, 0, shape_.q_heads, shape_.head_dim), t.attention,
+                           scratch);
   }
   t.middle = s.take(hidden, "middle");
   s.op.linear(rows, q_width, hidden, t.o, w + at.o, t.x, t.middle);
@@ -155,7 +157,8 @@ void language_model<T>::attention_backward(scene const& s, std::int64_t layer, l
   T const* const w = s.weights;
   std::int64_t const rows = s.in.rows(), hidden = shape_.hidden, q = shape_.q_heads, kv = shape_.kv_heads;
   std::int64_t const d = shape_.head_dim;
-  attention_site<T> const site = this->site(s);
+  attention_site const site = this->site(s);
+  attention_needs const needs = s.op.attention(site);
 
   buffer<T> d_o = s.take(q * d, "d_o");
   s.op.linear_backward(rows, q * d, hidden, t.o, w + at.o, d_x, d_o, gradients + at.o);
@@ -163,12 +166,13 @@ void language_model<T>::attention_backward(scene const& s, std::int64_t layer, l
   {
     buffer<T> const d_qk = s.take((q + kv) * d, "d_qk");
     {
-      buffer<std::byte> const scratch = s.scratch(site.backward_scratch());
-      site.backward(views(s, t.qk, t.qkv), head_view<T const>(s.in, t.o, q, 0, q, d), t.attention,
-                    head_view<T const>(s.in, d_o, q, 0, q, d),
-                    {head_view(s.in, d_qk.get(), q + kv, 0, q, d), head_view(s.in, d_qk.get(), q + kv, q, kv, d),
-                     head_view(s.in, d_qkv.get(), q + 2 * kv, q + kv, kv, d)},
-                    scratch);
+      buffer<std::byte> const scratch = s.scratch(needs.backward_scratch);
+      s.op.attention_backward(
+          site, views(s, t.qk, t.qkv), head_view<T const>(s.in, t.o, q, 0, q, d), t.attention,
+          head_view<T const>(s.in, d_o, q, 0, q, d),
+          {head_view(s.in, d_qk.get(), q + kv, 0, q, d), head_view(s.in, d_qk.get(), q + kv, q, kv, d),
+           head_view(s.in, d_qkv.get(), q + 2 * kv, q + kv, kv, d)},
+          scratch);
     }
     d_o = {};
     buffer<T> const partial = s.elements(partial_count(rows, 2 * d), "partial");
@@ -191,7 +195,7 @@ void language_model<T>::layer_backward(scene const& s, std::int64_t layer, layer
 }
 
 template <class T>
-void language_model<T>::train(cpu_ops<T> const& op, step_memory& memory, token_batch const& in, T const* weights,
+void language_model<T>::train(ops<T> const& op, step_memory& memory, token_batch const& in, T const* weights,
                               T const* rotary, T weight, T* gradients, T* loss) {
   scene const s{op, memory, in, weights, rotary};
   std::int64_t const rows = in.rows(), hidden = shape_.hidden, vocabulary = shape_.vocabulary;
@@ -240,7 +244,7 @@ buffer<T> language_model<T>::forward(scene const& s) const {
 }
 
 template <class T>
-void language_model<T>::evaluate(cpu_ops<T> const& op, step_memory& memory, token_batch const& in, T const* weights,
+void language_model<T>::evaluate(ops<T> const& op, step_memory& memory, token_batch const& in, T const* weights,
                                  T const* rotary, T* loss) {
   scene const s{op, memory, in, weights, rotary};
   buffer<T> const normed = forward(s), logits = s.take(shape_.vocabulary, "logits");
@@ -249,7 +253,7 @@ void language_model<T>::evaluate(cpu_ops<T> const& op, step_memory& memory, toke
 }
 
 template <class T>
-void language_model<T>::predict(cpu_ops<T> const& op, step_memory& memory, token_batch const& in, T const* weights,
+void language_model<T>::predict(ops<T> const& op, step_memory& memory, token_batch const& in, T const* weights,
                                 T const* rotary, T* logits) {
   buffer<T> const normed = forward({op, memory, in, weights, rotary});
   op.linear(in.rows(), shape_.hidden, shape_.vocabulary, normed, weights + layout_->embedding(), nullptr, logits);

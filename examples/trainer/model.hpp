@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "attention_site.hpp"
 #include "ops.hpp"
 #include "step_memory.hpp"
 
@@ -74,7 +73,7 @@ struct layer_tape {
   buffer<T> x, normed, inverse, qkv, qk, head_inverse, o, attention, middle, mlp_normed, mlp_inverse, gate_up, active;
 };
 
-/// The model's computation; weights and memory are the caller's. All of it runs under a planning `workers` too.
+/// The model's computation; weights and memory are the caller's. All of it runs under planning ops too.
 template <class T>
 class language_model {
  public:
@@ -83,15 +82,15 @@ class language_model {
 
   /// gradients += weight * d (sum of losses) / d weights; loss[rows] in nats. rotary: fill_rotary_table(sequence,
   /// head_dim).
-  void train(cpu_ops<T> const& op, step_memory& memory, token_batch const& in, T const* weights, T const* rotary,
-             T weight, T* gradients, T* loss);
+  void train(ops<T> const& op, step_memory& memory, token_batch const& in, T const* weights, T const* rotary, T weight,
+             T* gradients, T* loss);
 
   /// loss[rows] in nats.
-  void evaluate(cpu_ops<T> const& op, step_memory& memory, token_batch const& in, T const* weights, T const* rotary,
+  void evaluate(ops<T> const& op, step_memory& memory, token_batch const& in, T const* weights, T const* rotary,
                 T* loss);
 
   /// logits[rows, vocabulary].
-  void predict(cpu_ops<T> const& op, step_memory& memory, token_batch const& in, T const* weights, T const* rotary,
+  void predict(ops<T> const& op, step_memory& memory, token_batch const& in, T const* weights, T const* rotary,
                T* logits);
 
  private:
@@ -101,7 +100,7 @@ class language_model {
   void attention_backward(scene const& s, std::int64_t layer, layer_tape<T>& tape, T* d_x, T* gradients) const;
   void mlp_backward(scene const& s, std::int64_t layer, layer_tape<T>& tape, T* d_x, T* gradients) const;
   buffer<T> forward(scene const& s) const;
-  attention_site<T> site(scene const& s) const;
+  attention_site site(scene const& s) const;
   attention_inputs<T> views(scene const& s, T const* qk, T const* qkv) const;
   head_shape heads(scene const& s) const;
 

@@ -58,6 +58,21 @@ void rms_norm_row_backward(std::int64_t n, T const* x, T const* gain, T inverse,
 }  // namespace
 
 template <class T>
+void cpu_ops<T>::upload(std::int64_t count, T const* host, T* x) const {
+  if (!planning()) std::copy_n(host, count, x);
+}
+
+template <class T>
+void cpu_ops<T>::upload(std::int64_t count, std::int32_t const* host, std::int32_t* x) const {
+  if (!planning()) std::copy_n(host, count, x);
+}
+
+template <class T>
+void cpu_ops<T>::download(std::int64_t count, T const* x, T* host) const {
+  if (!planning()) std::copy_n(x, count, host);
+}
+
+template <class T>
 void cpu_ops<T>::zero(std::int64_t count, T* x) const {
   constexpr std::int64_t grain = 1 << 14;
   on_.pieces(count, grain,

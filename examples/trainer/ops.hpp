@@ -1,5 +1,5 @@
-// The layers of the models, forward and backward, on the CPU. All tensors are dense and row-major; a row is a token.
-// T is float in training; double is there so that tests can check every derivative by finite differences.
+// The layers that the models are written in, forward and backward. All tensors are dense and row-major; a row is a
+// token. T is float in training; double is there so that tests can check every derivative by finite differences.
 //
 //   linear       y = x W^T (+ residual)                    W [out, in], as Hugging Face stores it
 //   rms_norm     y = g x / sqrt(mean(x^2) + eps)           Zhang and Sennrich 2019
@@ -13,6 +13,7 @@
 
 #include <cstdint>
 
+#include "attention_site.hpp"
 #include "workers.hpp"
 
 namespace trainer {
@@ -42,55 +43,113 @@ struct head_shape {
 template <class T>
 void fill_rotary_table(std::int64_t positions, std::int64_t n, double theta, T* table);
 
+/// What a model is written in. Every pointer but those that say host is memory of the ops' device. Work is queued in
+/// the order of the calls; download alone waits for it. With planning() nothing runs and no pointer is looked at.
 template <class T>
-class cpu_ops {
+class ops {
  public:
-  explicit cpu_ops(workers on) : on_(on) {}
-  workers const& on() const { return on_; }
+  virtual ~ops() = default;
+  virtual bool planning() const = 0;
+
+  /// x[count] on the device = the host's, and the reverse; the host's may be reused when the call returns.
+  virtual void upload(std::int64_t count, T const* host, T* x) const = 0;
+  virtual void upload(std::int64_t count, std::int32_t const* host, std::int32_t* x) const = 0;
+  virtual void download(std::int64_t count, T const* x, T* host) const = 0;
 
   /// x[count] = 0.
-  void zero(std::int64_t count, T* x) const;
+  virtual void zero(std::int64_t count, T* x) const = 0;
 
   /// y[rows, out] = x[rows, in] w[out, in]^T, plus residual[rows, out] unless null.
-  void linear(std::int64_t rows, std::int64_t in, std::int64_t out, T const* x, T const* w, T const* residual,
-              T* y) const;
+  virtual void linear(std::int64_t rows, std::int64_t in, std::int64_t out, T const* x, T const* w, T const* residual,
+                      T* y) const = 0;
 
   /// d_x[rows, in] = d_y w;  d_w[out, in] += d_y^T x.
-  void linear_backward(std::int64_t rows, std::int64_t in, std::int64_t out, T const* x, T const* w, T const* d_y,
-                       T* d_x, T* d_w) const;
+  virtual void linear_backward(std::int64_t rows, std::int64_t in, std::int64_t out, T const* x, T const* w,
+                               T const* d_y, T* d_x, T* d_w) const = 0;
 
   /// y[rows, n] from x[rows, n]; inverse[rows] receives 1 / sqrt(mean(x^2) + eps) for the backward.
-  void rms_norm(std::int64_t rows, std::int64_t n, T const* x, T const* gain, T* y, T* inverse) const;
+  virtual void rms_norm(std::int64_t rows, std::int64_t n, T const* x, T const* gain, T* y, T* inverse) const = 0;
 
   /// d_x[rows, n] += gradient with respect to x; d_gain[n] += that of the gain. partial: partial_count(rows, n).
-  void rms_norm_backward(std::int64_t rows, std::int64_t n, T const* x, T const* gain, T const* inverse, T const* d_y,
-                         T* d_x, T* d_gain, T* partial) const;
+  virtual void rms_norm_backward(std::int64_t rows, std::int64_t n, T const* x, T const* gain, T const* inverse,
+                                 T const* d_y, T* d_x, T* d_gain, T* partial) const = 0;
 
   /// qk[tokens, q_heads + kv_heads, n]: the queries and keys of qkv[tokens, all heads, n], normed with q_gain[n] and
   /// k_gain[n] while each head is contiguous, then rotated. inverse[tokens, q_heads + kv_heads] is for the backward.
-  void head_norm(head_shape s, T const* qkv, T const* q_gain, T const* k_gain, T const* rotary, T* qk,
-                 T* inverse) const;
+  virtual void head_norm(head_shape s, T const* qkv, T const* q_gain, T const* k_gain, T const* rotary, T* qk,
+                         T* inverse) const = 0;
 
   /// Writes the query and key part of d_qkv; d_q_gain and d_k_gain [n] are added to. partial:
   /// partial_count(tokens, 2 n).
-  void head_norm_backward(head_shape s, T const* qkv, T const* q_gain, T const* k_gain, T const* rotary,
-                          T const* inverse, T const* d_qk, T* d_qkv, T* d_q_gain, T* d_k_gain, T* partial) const;
+  virtual void head_norm_backward(head_shape s, T const* qkv, T const* q_gain, T const* k_gain, T const* rotary,
+                                  T const* inverse, T const* d_qk, T* d_qkv, T* d_q_gain, T* d_k_gain,
+                                  T* partial) const = 0;
 
   /// y[rows, n] = up * silu(gate) with gate_up[rows, 2 n]: gate, then up.
-  void swiglu(std::int64_t rows, std::int64_t n, T const* gate_up, T* y) const;
+  virtual void swiglu(std::int64_t rows, std::int64_t n, T const* gate_up, T* y) const = 0;
 
   /// d_gate_up[rows, 2 n] from d_y[rows, n].
-  void swiglu_backward(std::int64_t rows, std::int64_t n, T const* gate_up, T const* d_y, T* d_gate_up) const;
+  virtual void swiglu_backward(std::int64_t rows, std::int64_t n, T const* gate_up, T const* d_y,
+                               T* d_gate_up) const = 0;
 
   /// x[rows, n] = table[token]; tokens are 0 ... entries of table - 1.
-  void embed(std::int64_t rows, std::int64_t n, std::int32_t const* tokens, T const* table, T* x) const;
+  virtual void embed(std::int64_t rows, std::int64_t n, std::int32_t const* tokens, T const* table, T* x) const = 0;
 
   /// d_table[token] += d_x[row], rows in order.
-  void embed_backward(std::int64_t rows, std::int64_t n, std::int32_t const* tokens, T const* d_x, T* d_table) const;
+  virtual void embed_backward(std::int64_t rows, std::int64_t n, std::int32_t const* tokens, T const* d_x,
+                              T* d_table) const = 0;
 
   /// loss[rows] in nats; logits[rows, n] become weight * d loss / d logits.
+  virtual void cross_entropy(std::int64_t rows, std::int64_t n, std::int32_t const* targets, T weight, T* logits,
+                             T* loss) const = 0;
+
+  /// What the site keeps and needs. Throws attn-unsupported when there is no kernel for its shape.
+  virtual attention_needs attention(attention_site const& at) const = 0;
+
+  /// o, and saved[attention(at).saved] for the backward. Both return the name of the kernel that ran.
+  virtual char const* attention_forward(attention_site const& at, attention_inputs<T> const& in, lanewise::view<T> o,
+                                        T* saved, void* scratch) const = 0;
+  virtual char const* attention_backward(attention_site const& at, attention_inputs<T> const& in,
+                                         lanewise::view<T const> o, T const* saved, lanewise::view<T const> d_o,
+                                         attention_gradients<T> const& out, void* scratch) const = 0;
+};
+
+/// On the CPU: matrix products through OpenBLAS.
+template <class T>
+class cpu_ops final : public ops<T> {
+ public:
+  explicit cpu_ops(workers on) : on_(on) {}
+  bool planning() const override { return on_.planning(); }
+
+  void upload(std::int64_t count, T const* host, T* x) const override;
+  void upload(std::int64_t count, std::int32_t const* host, std::int32_t* x) const override;
+  void download(std::int64_t count, T const* x, T* host) const override;
+  void zero(std::int64_t count, T* x) const override;
+  void linear(std::int64_t rows, std::int64_t in, std::int64_t out, T const* x, T const* w, T const* residual,
+              T* y) const override;
+  void linear_backward(std::int64_t rows, std::int64_t in, std::int64_t out, T const* x, T const* w, T const* d_y,
+                       T* d_x, T* d_w) const override;
+  void rms_norm(std::int64_t rows, std::int64_t n, T const* x, T const* gain, T* y, T* inverse) const override;
+  void rms_norm_backward(std::int64_t rows, std::int64_t n, T const* x, T const* gain, T const* inverse, T const* d_y,
+                         T* d_x, T* d_gain, T* partial) const override;
+  void head_norm(head_shape s, T const* qkv, T const* q_gain, T const* k_gain, T const* rotary, T* qk,
+                 T* inverse) const override;
+  void head_norm_backward(head_shape s, T const* qkv, T const* q_gain, T const* k_gain, T const* rotary,
+                          T const* inverse, T const* d_qk, T* d_qkv, T* d_q_gain, T* d_k_gain,
+                          T* partial) const override;
+  void swiglu(std::int64_t rows, std::int64_t n, T const* gate_up, T* y) const override;
+  void swiglu_backward(std::int64_t rows, std::int64_t n, T const* gate_up, T const* d_y, T* d_gate_up) const override;
+  void embed(std::int64_t rows, std::int64_t n, std::int32_t const* tokens, T const* table, T* x) const override;
+  void embed_backward(std::int64_t rows, std::int64_t n, std::int32_t const* tokens, T const* d_x,
+                      T* d_table) const override;
   void cross_entropy(std::int64_t rows, std::int64_t n, std::int32_t const* targets, T weight, T* logits,
-                     T* loss) const;
+                     T* loss) const override;
+  attention_needs attention(attention_site const& at) const override;
+  char const* attention_forward(attention_site const& at, attention_inputs<T> const& in, lanewise::view<T> o, T* saved,
+                                void* scratch) const override;
+  char const* attention_backward(attention_site const& at, attention_inputs<T> const& in, lanewise::view<T const> o,
+                                 T const* saved, lanewise::view<T const> d_o, attention_gradients<T> const& out,
+                                 void* scratch) const override;
 
  private:
   workers on_;

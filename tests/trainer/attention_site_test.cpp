@@ -1,6 +1,5 @@
 // The attention site: exact against finite differences, flash against exact, ablated against zero.
-#include "attention_site.hpp"
-
+#include "attention_probe.hpp"
 #include "error.hpp"
 #include "support.hpp"
 
@@ -49,19 +48,21 @@ template <class T>
 result<T> run(layout const& at, attention_kind kind, std::vector<double> const& qk, std::vector<double> const& v,
               std::vector<double> const& d_o, int threads = 2) {
   lanewise::thread_pool pool(threads);
-  attention_site<T> const site(kind, at.s, workers(pool));
+  cpu_ops<T> const op{workers(pool)};
+  attention_site const site{kind, at.s};
+  attention_needs const needs = op.attention(site);
   std::vector<T> const qk_t(qk.begin(), qk.end()), v_t(v.begin(), v.end()), d_o_t(d_o.begin(), d_o.end());
   std::size_t const align = lanewise::workspace_alignment,
-                    bytes = std::max(site.forward_scratch(), site.backward_scratch());
+                    bytes = std::max(needs.forward_scratch, needs.backward_scratch);
   std::vector<std::byte> room(bytes + align);
   auto* const scratch =
       reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(room.data()) + align - 1) / align * align);
-  std::vector<T> saved(std::size_t(site.saved_count()));
+  std::vector<T> saved(std::size_t(needs.saved));
   result<T> r{std::vector<T>(d_o.size(), T(99)), std::vector<T>(qk.size(), T(99)), std::vector<T>(v.size(), T(99))};
   attention_inputs<T> const in{at.q(qk_t.data()), at.k(qk_t.data()), at.v(v_t.data())};
-  site.forward(in, at.o(r.o.data()), saved.data(), scratch);
-  site.backward(in, at.o(static_cast<T const*>(r.o.data())), saved.data(), at.o(d_o_t.data()),
-                {at.q(r.d_qk.data()), at.k(r.d_qk.data()), at.v(r.d_v.data())}, scratch);
+  op.attention_forward(site, in, at.o(r.o.data()), saved.data(), scratch);
+  op.attention_backward(site, in, at.o(static_cast<T const*>(r.o.data())), saved.data(), at.o(d_o_t.data()),
+                        {at.q(r.d_qk.data()), at.k(r.d_qk.data()), at.v(r.d_v.data())}, scratch);
   return r;
 }
 
@@ -139,7 +140,8 @@ TEST_CASE("ablated: the output and every gradient are zero, and nothing else is 
 
 TEST_CASE("a shape without a kernel is refused by name, with the number") {
   lanewise::thread_pool pool(1);
-  auto const make = [&] { attention_site<float>(attention_kind::flash, {1, 8, 2, 1, 48}, workers(pool)); };
+  cpu_ops<float> const op{workers(pool)};
+  auto const make = [&] { static_cast<void>(op.attention({attention_kind::flash, {1, 8, 2, 1, 48}})); };
   CHECK_THROWS_AS(make(), named_error);
   try {
     make();
@@ -147,14 +149,16 @@ TEST_CASE("a shape without a kernel is refused by name, with the number") {
     CHECK(e.name == "attn-unsupported");
     CHECK(std::string(e.what()).find("48") != std::string::npos);
   }
-  CHECK_NOTHROW(attention_site<float>(attention_kind::exact, {1, 8, 2, 1, 48}, workers(pool)));
+  CHECK_NOTHROW(op.attention({attention_kind::exact, {1, 8, 2, 1, 48}}));
 }
 
 TEST_CASE("the probe runs the site's real shape and names both kernels") {
   lanewise::thread_pool pool(2);
-  attention_site<float> const site(attention_kind::flash, {2, 40, 4, 2, 32}, workers(pool));
-  std::vector<std::byte> room(site.probe_bytes() + 128);
-  std::string const names = site.probe(room.data() + (128 - reinterpret_cast<std::uintptr_t>(room.data()) % 128));
+  cpu_ops<float> const op{workers(pool)};
+  attention_site const site{attention_kind::flash, {2, 40, 4, 2, 32}};
+  std::vector<std::byte> room(probe_bytes(op, site) + 128);
+  std::string const names =
+      probe_attention(op, site, room.data() + (128 - reinterpret_cast<std::uintptr_t>(room.data()) % 128));
   CHECK(names.find("forward ") == 0);
   CHECK(names.find("backward ") != std::string::npos);
 }
