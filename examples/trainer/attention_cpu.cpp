@@ -1,7 +1,6 @@
 // Attention sites on the CPU: cpu_ops' part of ops.hpp that runs them.
 #include <algorithm>
 #include <lanewise/attention_cpu.hpp>
-#include <lanewise/variants/causal.hpp>
 #include <type_traits>
 
 #include "attention_exact.hpp"
@@ -50,8 +49,8 @@ attention_needs cpu_ops<T>::attention(attention_site const& at) const {
   attention_needs needs{.saved = s.lse().count()};
   lanewise::cpu_target const target(on_.threads());
   require(with_config(s.head_dim, [&]<config C> {
-    needs.forward_scratch = lanewise::forward_workspace<C>(target, s.q(), s.kv(), lanewise::causal_top_left{});
-    needs.backward_scratch = lanewise::backward_workspace<C>(target, s.q(), s.kv(), lanewise::causal_top_left{});
+    needs.forward_scratch = lanewise::forward_workspace<C>(target, s.q(), s.kv(), variant_of(s.mask, nullptr));
+    needs.backward_scratch = lanewise::backward_workspace<C>(target, s.q(), s.kv(), variant_of(s.mask, nullptr));
     return status{};
   }));
   return needs;
@@ -75,7 +74,7 @@ char const* cpu_ops<T>::attention_forward(attention_site const& at, attention_in
     require(with_config(s.head_dim, [&]<config C> {
       return ran = lanewise::forward<C>(lanewise::on_cpu(on_.pool()),
                                         {.q = in.q, .k = in.k, .v = in.v, .o = o, .lse = {saved, s.lse()}},
-                                        lanewise::causal_top_left{}, {scratch, attention(at).forward_scratch});
+                                        variant_of(s.mask, in.key_lengths), {scratch, attention(at).forward_scratch});
     }));
   return ran.kernel;
 }
@@ -109,7 +108,7 @@ char const* cpu_ops<T>::attention_backward(attention_site const& at, attention_i
                                           .d_q = out.d_q,
                                           .d_k = out.d_k,
                                           .d_v = out.d_v},
-                                         lanewise::causal_top_left{}, {scratch, attention(at).backward_scratch});
+                                         variant_of(s.mask, in.key_lengths), {scratch, attention(at).backward_scratch});
     }));
   return ran.kernel;
 }

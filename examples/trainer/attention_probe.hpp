@@ -12,7 +12,8 @@ namespace trainer {
 /// Bytes that probe_attention works in.
 std::size_t probe_bytes(ops<float> const& op, attention_site const& site);
 
-/// Names of the kernels that run, forward and backward, or of what stands for both. memory: probe_bytes(). Throws attn-unsupported.
+/// Names of the kernels that run, forward and backward, or of what stands for both. memory: probe_bytes(). Throws
+/// attn-unsupported.
 std::string probe_attention(ops<float> const& op, attention_site const& site, void* memory);
 
 }  // namespace trainer

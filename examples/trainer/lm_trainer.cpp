@@ -41,7 +41,7 @@ std::string levers(lm_settings const& settings, int threads, std::size_t availab
 }
 
 attention_site site_of(lm_settings const& s) {
-  return {s.attention(), {s.batch, s.context, s.heads, s.kv_heads, s.head_dim}};
+  return {s.attention(), {s.batch, s.context, s.context, s.heads, s.kv_heads, s.head_dim, attention_mask::causal()}};
 }
 
 window_order order_of(lm_settings const& s, text_data const& data) {

@@ -64,7 +64,9 @@ struct language_model<T>::scene {
 
 template <class T>
 attention_site language_model<T>::site(scene const& s) const {
-  return {attention_, {s.in.batch, s.in.sequence, shape_.q_heads, shape_.kv_heads, shape_.head_dim}};
+  return {attention_,
+          {s.in.batch, s.in.sequence, s.in.sequence, shape_.q_heads, shape_.kv_heads, shape_.head_dim,
+           attention_mask::causal()}};
 }
 
 template <class T>
