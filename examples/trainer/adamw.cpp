@@ -6,9 +6,9 @@
 
 namespace trainer {
 
-adamw::adamw(adamw_settings const& settings, parameter_layout const& layout) : settings_(settings) {
+adamw::adamw(adamw_settings const& settings, parameter_list const& trained) : settings_(settings) {
   constexpr std::int64_t longest = 1 << 14;
-  for (parameter const& p : layout.all())
+  for (parameter const& p : trained.all())
     for (std::int64_t begin = 0; begin < p.count; begin += longest)
       segments_.push_back({p.offset + begin, p.offset + std::min(begin + longest, p.count), p.is_matrix});
 }

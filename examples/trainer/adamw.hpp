@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "model.hpp"
+#include "parameters.hpp"
 #include "workers.hpp"
 
 namespace trainer {
@@ -20,7 +20,7 @@ struct adamw_settings {
 
 class adamw {
  public:
-  adamw(adamw_settings const& settings, parameter_layout const& layout);
+  adamw(adamw_settings const& settings, parameter_list const& trained);
 
   /// One update; t counts from 1. Returns the gradient's norm before clipping. Where it is not finite nothing changes.
   /// squares: square_count() doubles.
@@ -34,7 +34,7 @@ class adamw {
     bool decays;
   };
   adamw_settings settings_;
-  std::vector<segment> segments_;  ///< the layout's weights in pieces of bounded size
+  std::vector<segment> segments_;  ///< the tensors in pieces of bounded size
 };
 
 /// Linear from 0 over `warmup` steps, then a cosine from `peak` to a tenth of it at `steps`; t counts from 1.

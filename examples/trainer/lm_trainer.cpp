@@ -93,12 +93,12 @@ lm_trainer::persistent_ids lm_trainer::record(lm_settings const& s, parameter_la
 std::size_t lm_trainer::estimate(lm_settings const& s, int threads) {
   step_memory memory;
   parameter_layout const layout(s.model());
-  record(s, layout, adamw(s.optimiser(), layout), threads, memory);
+  record(s, layout, adamw(s.optimiser(), layout.list()), threads, memory);
   return memory.peak();
 }
 
 lm_trainer::lm_trainer(lm_settings const& s, text_data const& data, lanewise::thread_pool& pool, memory_budget budget)
-    : settings_(s), data_(&data), on_(pool), layout_(s.model()), optimiser_(s.optimiser(), layout_),
+    : settings_(s), data_(&data), on_(pool), layout_(s.model()), optimiser_(s.optimiser(), layout_.list()),
       model_(s.model(), s.attention(), layout_), order_(order_of(s, data)) {
   ids_ = record(s, layout_, optimiser_, pool.size(), memory_);
   std::size_t const available = budget.free > budget.reserve ? budget.free - budget.reserve : 0;

@@ -6,17 +6,11 @@
 
 namespace trainer {
 
-std::int64_t parameter_layout::add(std::string name, std::vector<std::int64_t> shape) {
-  std::int64_t count = 1;
-  for (std::int64_t n : shape) count *= n;
-  bool const is_matrix = shape.size() > 1;
-  all_.push_back({std::move(name), std::move(shape), count_, count, is_matrix});
-  count_ += count;
-  return count_ - count;
-}
-
 parameter_layout::parameter_layout(model_shape const& s) {
   std::int64_t const q = s.q_heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+  auto const add = [&](std::string name, std::vector<std::int64_t> shape) {
+    return list_.add(std::move(name), std::move(shape));
+  };
   add("model.embed_tokens.weight", {s.vocabulary, s.hidden});
   for (std::int64_t i = 0; i < s.layers; ++i) {
     std::string const at = "model.layers." + std::to_string(i) + ".";
@@ -71,7 +65,7 @@ attention_site language_model<T>::site(scene const& s) const {
 
 template <class T>
 head_shape language_model<T>::heads(scene const& s) const {
-  return {s.in.rows(), s.in.sequence, shape_.q_heads, shape_.kv_heads, shape_.head_dim};
+  return {s.in.rows(), s.in.sequence, shape_.q_heads, shape_.kv_heads, shape_.head_dim, shape_.epsilon};
 }
 
 /// [batch, sequence, heads, head_dim] out of rows that hold `row_heads` heads, from head `first` on.
@@ -103,7 +97,7 @@ buffer<T> language_model<T>::layer_forward(scene const& s, std::int64_t layer, b
   t.x = std::move(x);
   t.normed = s.take(hidden, "normed");
   t.inverse = s.take(1, "inverse");
-  s.op.rms_norm(rows, hidden, t.x, w + at.input_norm, t.normed, t.inverse);
+  s.op.rms_norm(rows, hidden, shape_.epsilon, t.x, w + at.input_norm, t.normed, t.inverse);
   t.qkv = s.take(shape_.all_heads() * shape_.head_dim, "qkv");
   s.op.linear(rows, hidden, shape_.all_heads() * shape_.head_dim, t.normed, w + at.qkv, nullptr, t.qkv);
   t.qk = s.take(qk_heads * shape_.head_dim, "qk");
@@ -122,7 +116,7 @@ buffer<T> language_model<T>::layer_forward(scene const& s, std::int64_t layer, b
 
   t.mlp_normed = s.take(hidden, "mlp_normed");
   t.mlp_inverse = s.take(1, "mlp_inverse");
-  s.op.rms_norm(rows, hidden, t.middle, w + at.mlp_norm, t.mlp_normed, t.mlp_inverse);
+  s.op.rms_norm(rows, hidden, shape_.epsilon, t.middle, w + at.mlp_norm, t.mlp_normed, t.mlp_inverse);
   t.gate_up = s.take(2 * shape_.ffn, "gate_up");
   s.op.linear(rows, hidden, 2 * shape_.ffn, t.mlp_normed, w + at.gate_up, nullptr, t.gate_up);
   t.active = s.take(shape_.ffn, "active");
@@ -210,7 +204,7 @@ void language_model<T>::train(ops<T> const& op, step_memory& memory, token_batch
   buffer<T> const d_x = s.take(hidden, "d_x");
   {
     buffer<T> const normed = s.take(hidden, "normed"), inverse = s.take(1, "inverse");
-    op.rms_norm(rows, hidden, x, weights + layout_->final_norm(), normed, inverse);
+    op.rms_norm(rows, hidden, shape_.epsilon, x, weights + layout_->final_norm(), normed, inverse);
     buffer<T> const d_normed = s.take(hidden, "d_normed");
     {
       buffer<T> const logits = s.take(vocabulary, "logits");
@@ -241,7 +235,7 @@ buffer<T> language_model<T>::forward(scene const& s) const {
   }
   buffer<T> normed = s.take(hidden, "normed");
   buffer<T> const inverse = s.take(1, "inverse");
-  s.op.rms_norm(rows, hidden, x, s.weights + layout_->final_norm(), normed, inverse);
+  s.op.rms_norm(rows, hidden, shape_.epsilon, x, s.weights + layout_->final_norm(), normed, inverse);
   return normed;
 }
 

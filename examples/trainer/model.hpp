@@ -13,24 +13,17 @@
 #include <vector>
 
 #include "ops.hpp"
+#include "parameters.hpp"
 #include "step_memory.hpp"
 
 namespace trainer {
 
 struct model_shape {
   std::int64_t vocabulary = 256, layers = 4, hidden = 128, q_heads = 4, kv_heads = 2, head_dim = 32, ffn = 384;
-  double rope_theta = 10000;
+  double rope_theta = 10000, epsilon = norm_epsilon;
   bool operator==(model_shape const&) const = default;
 
   constexpr std::int64_t all_heads() const { return q_heads + 2 * kv_heads; }
-};
-
-/// One weight of the flat array.
-struct parameter {
-  std::string name;
-  std::vector<std::int64_t> shape;
-  std::int64_t offset, count;
-  bool is_matrix;  ///< decayed by the optimiser and drawn at random; a norm's gain is neither and starts at 1
 };
 
 /// Offsets into the flat array of what a layer's code uses.
@@ -41,17 +34,17 @@ struct layer_weights {
 class parameter_layout {
  public:
   explicit parameter_layout(model_shape const& shape);
-  std::vector<parameter> const& all() const { return all_; }
-  std::int64_t count() const { return count_; }
+  parameter_list const& list() const { return list_; }
+  std::vector<parameter> const& all() const { return list_.all(); }
+  std::int64_t count() const { return list_.count(); }
   std::int64_t embedding() const { return 0; }
   std::int64_t final_norm() const { return final_norm_; }
   layer_weights const& layer(std::int64_t i) const { return layers_[std::size_t(i)]; }
 
  private:
-  std::int64_t add(std::string name, std::vector<std::int64_t> shape);
-  std::vector<parameter> all_;
+  parameter_list list_;
   std::vector<layer_weights> layers_;
-  std::int64_t count_ = 0, final_norm_ = 0;
+  std::int64_t final_norm_ = 0;
 };
 
 /// Draws matrices from N(0, 0.02^2), those that write to the residual stream from N(0, 0.02^2 / (2 layers)) as GPT-2

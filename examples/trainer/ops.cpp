@@ -26,12 +26,12 @@ void add_partial_rows(workers const& on, std::int64_t rows, std::int64_t n, std:
 
 /// 1 / sqrt(mean(x^2) + eps).
 template <class T>
-T inverse_root_mean_square(T const* x, std::int64_t n) {
+T inverse_root_mean_square(T const* x, std::int64_t n, double epsilon) {
   T sums[8] = {};
   for (std::int64_t i = 0; i + 8 <= n; i += 8)
     for (int j = 0; j < 8; ++j) sums[j] += x[i + j] * x[i + j];
   for (std::int64_t i = n / 8 * 8; i < n; ++i) sums[i % 8] += x[i] * x[i];
-  return T(1) / std::sqrt(fold(sums) / T(n) + T(norm_epsilon));
+  return T(1) / std::sqrt(fold(sums) / T(n) + T(epsilon));
 }
 
 /// sum(a b c).
@@ -51,8 +51,9 @@ void rms_norm_row_backward(std::int64_t n, T const* x, T const* gain, T inverse,
   for (std::int64_t i = 0; i < n; ++i) {
     T const d = inverse * (gain[i] * d_y[i] - x[i] * shrink);
     d_x[i] = Add ? d_x[i] + d : d;
-    d_gain[i] += d_y[i] * x[i] * inverse;
   }
+  if (d_gain)
+    for (std::int64_t i = 0; i < n; ++i) d_gain[i] += d_y[i] * x[i] * inverse;
 }
 
 }  // namespace
@@ -95,8 +96,8 @@ void cpu_ops<T>::linear_backward(std::int64_t rows, std::int64_t in, std::int64_
   // The weight's gradient is cut along its longer side; its pieces come first because they are the longest.
   constexpr std::int64_t grain = 128;
   bool const cut_out = out >= in;
-  std::int64_t const weight_pieces = workers::piece_count(cut_out ? out : in, grain);
-  on_.each(weight_pieces + workers::piece_count(rows, row_grain), [=](std::int64_t i) {
+  std::int64_t const weight_pieces = d_w ? workers::piece_count(cut_out ? out : in, grain) : 0;
+  on_.each(weight_pieces + (d_x ? workers::piece_count(rows, row_grain) : 0), [=](std::int64_t i) {
     if (i < weight_pieces) {
       std::int64_t const begin = i * grain, size = std::min(grain, (cut_out ? out : in) - begin);
       if (cut_out)
@@ -111,10 +112,11 @@ void cpu_ops<T>::linear_backward(std::int64_t rows, std::int64_t in, std::int64_
 }
 
 template <class T>
-void cpu_ops<T>::rms_norm(std::int64_t rows, std::int64_t n, T const* x, T const* gain, T* y, T* inverse) const {
+void cpu_ops<T>::rms_norm(std::int64_t rows, std::int64_t n, double epsilon, T const* x, T const* gain, T* y,
+                          T* inverse) const {
   on_.pieces(rows, row_grain, [=](std::int64_t begin, std::int64_t end, std::int64_t) {
     for (std::int64_t r = begin; r < end; ++r) {
-      T const scale = inverse[r] = inverse_root_mean_square(x + r * n, n);
+      T const scale = inverse[r] = inverse_root_mean_square(x + r * n, n, epsilon);
       for (std::int64_t i = 0; i < n; ++i) y[r * n + i] = gain[i] * (x[r * n + i] * scale);
     }
   });
@@ -124,12 +126,12 @@ template <class T>
 void cpu_ops<T>::rms_norm_backward(std::int64_t rows, std::int64_t n, T const* x, T const* gain, T const* inverse,
                                    T const* d_y, T* d_x, T* d_gain, T* partial) const {
   on_.pieces(rows, row_grain, [=](std::int64_t begin, std::int64_t end, std::int64_t piece) {
-    T* const sums = partial + piece * n;
-    std::fill(sums, sums + n, T(0));
+    T* const sums = d_gain ? partial + piece * n : nullptr;
+    if (sums) std::fill(sums, sums + n, T(0));
     for (std::int64_t r = begin; r < end; ++r)
       rms_norm_row_backward<true>(n, x + r * n, gain, inverse[r], d_y + r * n, d_x + r * n, sums);
   });
-  add_partial_rows(on_, workers::piece_count(rows, row_grain), n, n, partial, d_gain);
+  if (d_gain) add_partial_rows(on_, workers::piece_count(rows, row_grain), n, n, partial, d_gain);
 }
 
 template <class T>
@@ -154,7 +156,7 @@ void cpu_ops<T>::head_norm(head_shape s, T const* qkv, T const* q_gain, T const*
         T const* const x = qkv + (t * s.all_heads() + h) * s.n;
         T const* const gain = h < s.q_heads ? q_gain : k_gain;
         T* const y = qk + (t * s.normed_heads() + h) * s.n;
-        T const scale = inverse[t * s.normed_heads() + h] = inverse_root_mean_square(x, s.n);
+        T const scale = inverse[t * s.normed_heads() + h] = inverse_root_mean_square(x, s.n, s.epsilon);
         for (std::int64_t i = 0; i < half; ++i) {
           T const a = gain[i] * (x[i] * scale), b = gain[i + half] * (x[i + half] * scale);
           y[i] = a * cosine[i] - b * sine[i];
@@ -171,8 +173,8 @@ void cpu_ops<T>::head_norm_backward(head_shape s, T const* qkv, T const* q_gain,
                                     T* partial) const {
   on_.pieces(s.tokens, row_grain, [=](std::int64_t begin, std::int64_t end, std::int64_t piece) {
     std::int64_t const half = s.n / 2;
-    T* const sums = partial + piece * 2 * s.n;
-    std::fill(sums, sums + 2 * s.n, T(0));
+    T* const sums = d_q_gain ? partial + piece * 2 * s.n : nullptr;
+    if (sums) std::fill(sums, sums + 2 * s.n, T(0));
     for (std::int64_t t = begin; t < end; ++t) {
       T const *const cosine = rotary + (t % s.sequence) * s.n, *const sine = cosine + half;
       for (std::int64_t h = 0; h < s.normed_heads(); ++h) {
@@ -185,10 +187,11 @@ void cpu_ops<T>::head_norm_backward(head_shape s, T const* qkv, T const* q_gain,
         std::int64_t const at = (t * s.all_heads() + h) * s.n;
         bool const is_query = h < s.q_heads;
         rms_norm_row_backward<false>(s.n, qkv + at, is_query ? q_gain : k_gain, inverse[t * s.normed_heads() + h],
-                                     unrotated, d_qkv + at, sums + (is_query ? 0 : s.n));
+                                     unrotated, d_qkv + at, sums ? sums + (is_query ? 0 : s.n) : nullptr);
       }
     }
   });
+  if (!d_q_gain) return;
   std::int64_t const rows = workers::piece_count(s.tokens, row_grain);
   add_partial_rows(on_, rows, s.n, 2 * s.n, partial, d_q_gain);
   add_partial_rows(on_, rows, s.n, 2 * s.n, partial + s.n, d_k_gain);

@@ -13,7 +13,10 @@
 
 #include <cstdint>
 
+#include <lanewise/precision.hpp>
+
 #include "attention_site.hpp"
+#include "blas.hpp"
 #include "workers.hpp"
 
 namespace trainer {
@@ -35,8 +38,18 @@ inline constexpr std::int32_t no_target = -1;
 struct head_shape {
   std::int64_t tokens, sequence;      ///< token t is at position t % sequence
   std::int64_t q_heads, kv_heads, n;  ///< n: head_dim
+  double epsilon = norm_epsilon;
   constexpr std::int64_t normed_heads() const { return q_heads + kv_heads; }
   constexpr std::int64_t all_heads() const { return q_heads + 2 * kv_heads; }
+};
+
+/// What mix reads and writes: a row of x holds in_groups groups of `channels` numbers, a row of y out_groups of them.
+struct mix_shape {
+  std::int64_t rows, in_groups, out_groups, channels;
+  /// Elements of the partial sums of mix_weight_backward.
+  constexpr std::int64_t partial_count() const {
+    return workers::piece_count(rows, row_grain) * in_groups * out_groups;
+  }
 };
 
 /// Sines and cosines of the rotary embedding: table[position, 0 ... n/2-1] the cosines, then n/2 sines.
@@ -63,14 +76,16 @@ class ops {
   virtual void linear(std::int64_t rows, std::int64_t in, std::int64_t out, T const* x, T const* w, T const* residual,
                       T* y) const = 0;
 
-  /// d_x[rows, in] = d_y w;  d_w[out, in] += d_y^T x.
+  /// d_x[rows, in] = d_y w;  d_w[out, in] += d_y^T x. Either may be null: not wanted.
   virtual void linear_backward(std::int64_t rows, std::int64_t in, std::int64_t out, T const* x, T const* w,
                                T const* d_y, T* d_x, T* d_w) const = 0;
 
-  /// y[rows, n] from x[rows, n]; inverse[rows] receives 1 / sqrt(mean(x^2) + eps) for the backward.
-  virtual void rms_norm(std::int64_t rows, std::int64_t n, T const* x, T const* gain, T* y, T* inverse) const = 0;
+  /// y[rows, n] from x[rows, n]; inverse[rows] receives 1 / sqrt(mean(x^2) + epsilon) for the backward.
+  virtual void rms_norm(std::int64_t rows, std::int64_t n, double epsilon, T const* x, T const* gain, T* y,
+                        T* inverse) const = 0;
 
-  /// d_x[rows, n] += gradient with respect to x; d_gain[n] += that of the gain. partial: partial_count(rows, n).
+  /// d_x[rows, n] += gradient with respect to x; d_gain[n] += that of the gain. partial: partial_count(rows, n). For a
+  /// frozen gain d_gain and partial are null.
   virtual void rms_norm_backward(std::int64_t rows, std::int64_t n, T const* x, T const* gain, T const* inverse,
                                  T const* d_y, T* d_x, T* d_gain, T* partial) const = 0;
 
@@ -80,7 +95,7 @@ class ops {
                          T* inverse) const = 0;
 
   /// Writes the query and key part of d_qkv; d_q_gain and d_k_gain [n] are added to. partial:
-  /// partial_count(tokens, 2 n).
+  /// partial_count(tokens, 2 n). For frozen gains d_q_gain, d_k_gain and partial are null.
   virtual void head_norm_backward(head_shape s, T const* qkv, T const* q_gain, T const* k_gain, T const* rotary,
                                   T const* inverse, T const* d_qk, T* d_qkv, T* d_q_gain, T* d_k_gain,
                                   T* partial) const = 0;
@@ -103,6 +118,30 @@ class ops {
   virtual void cross_entropy(std::int64_t rows, std::int64_t n, std::int32_t const* targets, T weight, T* logits,
                              T* loss) const = 0;
 
+  /// c[m, n] = alpha a b + beta c; a is [m, k] or, transposed, [k, m]; b is [k, n] or [n, k]. ld*: distance between
+  /// rows.
+  virtual void product(transpose ta, transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, T alpha, T const* a,
+                       std::int64_t lda, T const* b, std::int64_t ldb, T beta, T* c, std::int64_t ldc) const = 0;
+
+  /// y[row, l, i] = alpha sum_m w[l, m] x[row, m, i] + beta y[row, l, i], with w [out_groups, in_groups]. Transposed, x
+  /// has the out_groups and y the in_groups. Rows lie *_stride apart; with beta 0 y is not read.
+  virtual void mix(mix_shape s, transpose t, T alpha, T const* w, T const* x, std::int64_t x_stride, T beta, T* y,
+                   std::int64_t y_stride) const = 0;
+
+  /// d_w[l, m] += alpha sum over rows and i of d_y[row, l, i] x[row, m, i]. partial: s.partial_count().
+  virtual void mix_weight_backward(mix_shape s, T alpha, T const* d_y, std::int64_t d_y_stride, T const* x,
+                                   std::int64_t x_stride, T* d_w, T* partial) const = 0;
+
+  /// y[rows, n] = alpha x + beta y; rows lie *_stride apart; with beta 0 y is not read.
+  virtual void add_columns(std::int64_t rows, std::int64_t n, T alpha, T const* x, std::int64_t x_stride, T beta, T* y,
+                           std::int64_t y_stride) const = 0;
+
+  /// y[count] = x.
+  virtual void widen(std::int64_t count, lanewise::bf16 const* x, T* y) const = 0;
+
+  /// y[count] = x rounded to the nearest bf16, ties to even.
+  virtual void round_to_bf16(std::int64_t count, T const* x, T* y) const = 0;
+
   /// What the site keeps and needs. Throws attn-unsupported when there is no kernel for its shape.
   virtual attention_needs attention(attention_site const& at) const = 0;
 
@@ -116,7 +155,7 @@ class ops {
 
 /// On the CPU: matrix products through OpenBLAS.
 template <class T>
-class cpu_ops final : public ops<T> {
+class cpu_ops : public ops<T> {
  public:
   explicit cpu_ops(workers on) : on_(on) {}
   bool planning() const override { return on_.planning(); }
@@ -129,7 +168,8 @@ class cpu_ops final : public ops<T> {
               T* y) const override;
   void linear_backward(std::int64_t rows, std::int64_t in, std::int64_t out, T const* x, T const* w, T const* d_y,
                        T* d_x, T* d_w) const override;
-  void rms_norm(std::int64_t rows, std::int64_t n, T const* x, T const* gain, T* y, T* inverse) const override;
+  void rms_norm(std::int64_t rows, std::int64_t n, double epsilon, T const* x, T const* gain, T* y,
+                T* inverse) const override;
   void rms_norm_backward(std::int64_t rows, std::int64_t n, T const* x, T const* gain, T const* inverse, T const* d_y,
                          T* d_x, T* d_gain, T* partial) const override;
   void head_norm(head_shape s, T const* qkv, T const* q_gain, T const* k_gain, T const* rotary, T* qk,
@@ -144,6 +184,16 @@ class cpu_ops final : public ops<T> {
                       T* d_table) const override;
   void cross_entropy(std::int64_t rows, std::int64_t n, std::int32_t const* targets, T weight, T* logits,
                      T* loss) const override;
+  void product(transpose ta, transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, T alpha, T const* a,
+               std::int64_t lda, T const* b, std::int64_t ldb, T beta, T* c, std::int64_t ldc) const override;
+  void mix(mix_shape s, transpose t, T alpha, T const* w, T const* x, std::int64_t x_stride, T beta, T* y,
+           std::int64_t y_stride) const override;
+  void mix_weight_backward(mix_shape s, T alpha, T const* d_y, std::int64_t d_y_stride, T const* x,
+                           std::int64_t x_stride, T* d_w, T* partial) const override;
+  void add_columns(std::int64_t rows, std::int64_t n, T alpha, T const* x, std::int64_t x_stride, T beta, T* y,
+                   std::int64_t y_stride) const override;
+  void widen(std::int64_t count, lanewise::bf16 const* x, T* y) const override;
+  void round_to_bf16(std::int64_t count, T const* x, T* y) const override;
   attention_needs attention(attention_site const& at) const override;
   char const* attention_forward(attention_site const& at, attention_inputs<T> const& in, lanewise::view<T> o, T* saved,
                                 void* scratch) const override;

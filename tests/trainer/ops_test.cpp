@@ -62,23 +62,24 @@ TEST_CASE_FIXTURE(fixture, "linear: y = x W^T + residual, with its gradients") {
   }
 }
 
-TEST_CASE_FIXTURE(fixture, "rms_norm: y = g x / sqrt(mean(x^2) + 1e-6), with its gradients") {
+TEST_CASE_FIXTURE(fixture, "rms_norm: y = g x / sqrt(mean(x^2) + epsilon), with its gradients") {
+  constexpr double epsilon = 0.02;
   for (std::int64_t n : {5, 64}) {
     CAPTURE(n);
     std::vector<double> x = normal<double>(rows * n, 1), gain = normal<double>(n, 2);
     std::vector<double> const weight = normal<double>(rows * n, 3);
     std::vector<double> y(rows * n), inverse(rows), partial(partial_count(rows, n));
-    op.rms_norm(rows, n, x.data(), gain.data(), y.data(), inverse.data());
+    op.rms_norm(rows, n, epsilon, x.data(), gain.data(), y.data(), inverse.data());
     for (std::int64_t r : {std::int64_t(0), rows - 1}) {
       double sum = 0;
       for (std::int64_t i = 0; i < n; ++i) sum += x[r * n + i] * x[r * n + i];
       for (std::int64_t i = 0; i < n; ++i)
         REQUIRE(y[r * n + i] ==
-                doctest::Approx(gain[i] * x[r * n + i] / std::sqrt(sum / double(n) + 1e-6)).epsilon(1e-12));
+                doctest::Approx(gain[i] * x[r * n + i] / std::sqrt(sum / double(n) + epsilon)).epsilon(1e-12));
     }
     auto const loss = [&] {
       std::vector<double> scale(rows);
-      op.rms_norm(rows, n, x.data(), gain.data(), y.data(), scale.data());
+      op.rms_norm(rows, n, epsilon, x.data(), gain.data(), y.data(), scale.data());
       return dot(y, weight);
     };
     std::vector<double> d_x(rows * n, 2.0), d_gain(n, 3.0);
@@ -100,7 +101,7 @@ TEST_CASE_FIXTURE(fixture, "rms_norm: y = g x / sqrt(mean(x^2) + 1e-6), with its
 }
 
 TEST_CASE_FIXTURE(fixture, "head_norm: the norm comes before the rotation, on contiguous heads") {
-  head_shape const s{.tokens = rows + rows % 7, .sequence = 7, .q_heads = 4, .kv_heads = 2, .n = 6};
+  head_shape const s{.tokens = rows + rows % 7, .sequence = 7, .q_heads = 4, .kv_heads = 2, .n = 6, .epsilon = 0.03};
   std::size_t const qkv_count = std::size_t(s.tokens * s.all_heads() * s.n),
                     qk_count = std::size_t(s.tokens * s.normed_heads() * s.n);
   std::vector<double> qkv = normal<double>(qkv_count, 1), q_gain = normal<double>(6, 2), k_gain = normal<double>(6, 3);
@@ -114,7 +115,7 @@ TEST_CASE_FIXTURE(fixture, "head_norm: the norm comes before the rotation, on co
       double const* const x = &qkv[(t * 8 + h) * 6];
       double sum = 0, normed[6];
       for (int i = 0; i < 6; ++i) sum += x[i] * x[i];
-      for (int i = 0; i < 6; ++i) normed[i] = (h < 4 ? q_gain : k_gain)[i] * x[i] / std::sqrt(sum / 6 + 1e-6);
+      for (int i = 0; i < 6; ++i) normed[i] = (h < 4 ? q_gain : k_gain)[i] * x[i] / std::sqrt(sum / 6 + s.epsilon);
       for (int i = 0; i < 3; ++i) {  // pairs (i, i + 3) turn by position * theta^(-2 i / 6)
         double const angle = double(t % 7) * std::pow(100.0, -2.0 * i / 6);
         REQUIRE(qk[(t * 6 + h) * 6 + i] ==
@@ -234,6 +235,32 @@ TEST_CASE_FIXTURE(fixture, "cross_entropy: -log softmax, its gradient, and rows 
   }
 }
 
+TEST_CASE_FIXTURE(fixture, "a frozen weight costs no gradient and changes no other") {
+  constexpr std::int64_t n = 24, in = 3 * n, out = n;  // 24: four heads of 6, queries, keys and values
+  std::vector<float> const x = normal<float>(rows * in, 1), w = normal<float>(out * in, 2), gain = normal<float>(in, 3),
+                           d_y = normal<float>(rows * in, 4), inverse(rows * 4, 0.7f);
+  head_shape const s{.tokens = rows, .sequence = rows, .q_heads = 2, .kv_heads = 2, .n = 12};
+  std::vector<float> rotary(rows * 12), partial(std::size_t(partial_count(rows, in)));
+  fill_rotary_table(rows, 12, 100.0, rotary.data());
+  auto const run = [&](bool frozen) {
+    std::vector<float> d_linear(rows * in), d_norm(rows * in), d_heads(rows * in), d_w(out * in), d_gain(in);
+    auto const unless_frozen = [&](std::vector<float>& v) { return frozen ? nullptr : v.data(); };
+    op32.linear_backward(rows, in, out, x.data(), w.data(), d_y.data(), d_linear.data(), unless_frozen(d_w));
+    op32.rms_norm_backward(rows, in, x.data(), gain.data(), inverse.data(), d_y.data(), d_norm.data(),
+                           unless_frozen(d_gain), unless_frozen(partial));
+    op32.head_norm_backward(s, x.data(), gain.data(), gain.data(), rotary.data(), inverse.data(), d_y.data(),
+                            d_heads.data(), unless_frozen(d_gain), unless_frozen(d_gain), unless_frozen(partial));
+    d_linear.insert(d_linear.end(), d_norm.begin(), d_norm.end());
+    d_linear.insert(d_linear.end(), d_heads.begin(), d_heads.end());
+    return d_linear;
+  };
+  CHECK(run(true) == run(false));
+  std::vector<float> d_w(out * in), both(out * in), d_x(rows * in);
+  op32.linear_backward(rows, in, out, x.data(), w.data(), d_y.data(), nullptr, d_w.data());
+  op32.linear_backward(rows, in, out, x.data(), w.data(), d_y.data(), d_x.data(), both.data());
+  CHECK(d_w == both);
+}
+
 TEST_CASE("every layer gives the same bits on one thread and on four") {
   constexpr std::int64_t n = 160;
   std::vector<float> const x = normal<float>(rows * n, 1), w = normal<float>(n * n, 2), gain = normal<float>(n, 3),
@@ -243,7 +270,7 @@ TEST_CASE("every layer gives the same bits on one thread and on four") {
     cpu_ops<float> const op{workers(pool)};
     std::vector<float> y(rows * n), inverse(rows), d_x(rows * n), d_gain(n),
         partial(std::size_t(partial_count(rows, n))), d_w(n * n), e(rows * n);
-    op.rms_norm(rows, n, x.data(), gain.data(), y.data(), inverse.data());
+    op.rms_norm(rows, n, norm_epsilon, x.data(), gain.data(), y.data(), inverse.data());
     op.rms_norm_backward(rows, n, x.data(), gain.data(), inverse.data(), d_y.data(), d_x.data(), d_gain.data(),
                          partial.data());
     op.linear(rows, n, n, x.data(), w.data(), y.data(), e.data());

@@ -1,6 +1,7 @@
 // AdamW against its equations in f64, the learning rate's schedule, the random numbers.
 #include "adamw.hpp"
 
+#include "model.hpp"
 #include "random.hpp"
 #include "support.hpp"
 
@@ -22,7 +23,7 @@ TEST_CASE("three steps equal the equations in f64; gains are not decayed; the no
   std::size_t const n = std::size_t(layout.count());
   REQUIRE(layout.all()[0].count > 1 << 14);  // a weight of more than one piece
   adamw_settings const s{.beta1 = 0.8, .beta2 = 0.9, .epsilon = 1e-6, .weight_decay = 0.3, .clip = 2.0};
-  adamw const optimiser(s, layout);
+  adamw const optimiser(s, layout.list());
   lanewise::thread_pool pool(3);
   std::vector<float> w = test::normal<float>(n, 1), m(n), v(n);
   std::vector<double> squares(std::size_t(optimiser.square_count()));
@@ -57,7 +58,7 @@ TEST_CASE("three steps equal the equations in f64; gains are not decayed; the no
 TEST_CASE("a gradient that is not finite changes nothing") {
   parameter_layout const layout(shape);
   std::size_t const n = std::size_t(layout.count());
-  adamw const optimiser({}, layout);
+  adamw const optimiser({}, layout.list());
   lanewise::thread_pool pool(2);
   std::vector<float> w = test::normal<float>(n, 1), g = test::normal<float>(n, 2), m(n), v(n);
   std::vector<double> squares(std::size_t(optimiser.square_count()));
