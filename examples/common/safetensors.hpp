@@ -70,13 +70,14 @@ constexpr char const* dtype_of() {
   }
 }
 
-namespace detail {
-
+/// A shape as errors show it.
 inline std::string text_of(std::vector<std::int64_t> const& shape) {
   std::string text = "[";
   for (std::size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
   return text + "]";
 }
+
+namespace detail {
 
 /// Elements of a shape; throws where one is negative or the product passes 2^62.
 inline std::int64_t count_of(std::vector<std::int64_t> const& shape, std::string const& whose) {
@@ -187,57 +188,89 @@ inline void sync(std::string const& path, int flags) {
 
 }  // namespace detail
 
-/// Reads a whole file. Throws std::runtime_error naming the path, the tensor and the numbers that do not fit.
-inline file read(std::filesystem::path const& path) {
-  std::string const name = path.string();
-  errno = 0;
-  std::ifstream in(path, std::ios::binary | std::ios::ate);
-  if (!in || std::filesystem::is_directory(path))
-    throw std::runtime_error(name + ": cannot open: " + (errno ? std::strerror(errno) : "not a regular file"));
-  std::uint64_t const total = std::uint64_t(in.tellg());
-  if (total < 8)
-    throw std::runtime_error(name + ": " + std::to_string(total) + " bytes; the header length alone takes 8");
-  std::uint64_t header_bytes = 0;
-  in.seekg(0).read(reinterpret_cast<char*>(&header_bytes), 8);
-  if (header_bytes > total - 8)
-    throw std::runtime_error(name + ": header length " + std::to_string(header_bytes) + ", but only " +
-                             std::to_string(total - 8) + " bytes follow: truncated, or not a safetensors file");
-  std::string text(header_bytes, '\0');
-  in.read(text.data(), std::streamsize(header_bytes));
-  if (!in) throw std::runtime_error(name + ": cannot read the header of " + std::to_string(header_bytes) + " bytes");
-  nlohmann::json header;
-  try {
-    header = nlohmann::json::parse(text);
-  } catch (nlohmann::json::exception const& e) {
-    throw std::runtime_error(name + ": the header is not JSON: " + e.what());
+/// An open file whose header has been read and checked; tensors are read one by one.
+class reader {
+ public:
+  /// Throws std::runtime_error naming the path, the tensor and the numbers that do not fit.
+  explicit reader(std::filesystem::path const& path) : path_(path) {
+    std::string const name = path.string();
+    errno = 0;
+    in_.open(path, std::ios::binary | std::ios::ate);
+    if (!in_ || std::filesystem::is_directory(path))
+      throw std::runtime_error(name + ": cannot open: " + (errno ? std::strerror(errno) : "not a regular file"));
+    std::uint64_t const total = std::uint64_t(in_.tellg());
+    if (total < 8)
+      throw std::runtime_error(name + ": " + std::to_string(total) + " bytes; the header length alone takes 8");
+    std::uint64_t header_bytes = 0;
+    in_.seekg(0).read(reinterpret_cast<char*>(&header_bytes), 8);
+    if (header_bytes > total - 8)
+      throw std::runtime_error(name + ": header length " + std::to_string(header_bytes) + ", but only " +
+                               std::to_string(total - 8) + " bytes follow: truncated, or not a safetensors file");
+    std::string text(header_bytes, '\0');
+    in_.read(text.data(), std::streamsize(header_bytes));
+    if (!in_) throw std::runtime_error(name + ": cannot read the header of " + std::to_string(header_bytes) + " bytes");
+    data_begin_ = 8 + header_bytes;
+    parse(text, total - data_begin_);
   }
-  if (!header.is_object()) throw std::runtime_error(name + ": the header is not a JSON object");
 
-  file result;
-  result.path = path;
-  std::uint64_t const data_bytes = total - 8 - header_bytes;
-  std::vector<detail::entry> entries;
-  for (auto const& [key, value] : header.items()) {
-    if (key != "__metadata__") {
-      entries.push_back(detail::parse_entry(name, key, value, data_bytes));
-      continue;
-    }
-    for (auto const& [k, v] : value.items()) {
-      if (!v.is_string())
-        throw std::runtime_error(name + ": metadata '" + k + "' is " + detail::shown(v) + ", not a string");
-      result.metadata[k] = v.get<std::string>();
-    }
+  std::map<std::string, std::string> const& metadata() const { return metadata_; }
+  std::vector<std::string> names() const {
+    std::vector<std::string> all;
+    for (auto const& [name, e] : entries_) all.push_back(name);
+    return all;
   }
-  detail::check_cover(name, entries, data_bytes);
-  for (detail::entry& e : entries) {
-    tensor t{std::move(e.dtype), std::move(e.shape), std::vector<std::byte>(e.end - e.begin)};
-    in.seekg(std::streamoff(8 + header_bytes + e.begin));
-    in.read(reinterpret_cast<char*>(t.data.data()), std::streamsize(t.data.size()));
-    if (!in)
-      throw std::runtime_error(name + ": tensor '" + e.name + "': cannot read its " + std::to_string(t.data.size()) +
-                               " bytes");
-    result.tensors.emplace(e.name, std::move(t));
+  /// Throws std::runtime_error where there is no such tensor or the system cannot read it.
+  tensor read(std::string const& name) {
+    auto const found = entries_.find(name);
+    if (found == entries_.end()) throw std::runtime_error(path_.string() + ": no tensor '" + name + "'");
+    detail::entry const& e = found->second;
+    tensor t{e.dtype, e.shape, std::vector<std::byte>(e.end - e.begin)};
+    in_.seekg(std::streamoff(data_begin_ + e.begin));
+    in_.read(reinterpret_cast<char*>(t.data.data()), std::streamsize(t.data.size()));
+    if (!in_)
+      throw std::runtime_error(path_.string() + ": tensor '" + name + "': cannot read its " +
+                               std::to_string(t.data.size()) + " bytes");
+    return t;
   }
+
+ private:
+  void parse(std::string const& text, std::uint64_t data_bytes) {
+    std::string const name = path_.string();
+    nlohmann::json header;
+    try {
+      header = nlohmann::json::parse(text);
+    } catch (nlohmann::json::exception const& e) {
+      throw std::runtime_error(name + ": the header is not JSON: " + e.what());
+    }
+    if (!header.is_object()) throw std::runtime_error(name + ": the header is not a JSON object");
+    std::vector<detail::entry> entries;
+    for (auto const& [key, value] : header.items()) {
+      if (key != "__metadata__") {
+        entries.push_back(detail::parse_entry(name, key, value, data_bytes));
+        continue;
+      }
+      for (auto const& [k, v] : value.items()) {
+        if (!v.is_string())
+          throw std::runtime_error(name + ": metadata '" + k + "' is " + detail::shown(v) + ", not a string");
+        metadata_[k] = v.get<std::string>();
+      }
+    }
+    detail::check_cover(name, entries, data_bytes);
+    for (detail::entry& e : entries) entries_.emplace(e.name, std::move(e));
+  }
+
+  std::filesystem::path path_;
+  std::ifstream in_;
+  std::uint64_t data_begin_ = 0;
+  std::map<std::string, detail::entry> entries_;
+  std::map<std::string, std::string> metadata_;
+};
+
+/// Reads a whole file. Throws as reader does.
+inline file read(std::filesystem::path const& path) {
+  reader from(path);
+  file result{{}, from.metadata(), path};
+  for (std::string const& name : from.names()) result.tensors.emplace(name, from.read(name));
   return result;
 }
 
@@ -261,7 +294,7 @@ inline void write(std::filesystem::path const& path, file const& f) {
     std::uint64_t const needed = std::uint64_t(detail::count_of(t.shape, whose)) * bytes;
     if (needed != t.data.size())
       throw std::runtime_error(whose + ": " + std::to_string(t.data.size()) + " bytes of data, but shape " +
-                               detail::text_of(t.shape) + " of " + t.dtype + " needs " + std::to_string(needed));
+                               text_of(t.shape) + " of " + t.dtype + " needs " + std::to_string(needed));
     header[name] = {{"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {offset, offset + t.data.size()}}};
     offset += t.data.size();
   }
@@ -300,7 +333,7 @@ tensor make(std::vector<std::int64_t> shape, std::span<T const> values) {
   std::int64_t const count = detail::count_of(shape, "safetensors::make");
   if (std::size_t(count) != values.size())
     throw std::runtime_error("safetensors::make: " + std::to_string(values.size()) + " values for shape " +
-                             detail::text_of(shape));
+                             text_of(shape));
   tensor t{dtype_of<T>(), std::move(shape), std::vector<std::byte>(values.size_bytes())};
   if (!t.data.empty()) std::memcpy(t.data.data(), values.data(), values.size_bytes());
   return t;
@@ -316,7 +349,7 @@ std::vector<T> values(tensor const& t) {
   static_assert(!std::is_same_v<T, bool>,
                 "read BOOL with numbers<std::uint8_t>: vector<bool> has no elements to copy to");
   if (t.dtype != dtype_of<T>())
-    throw std::runtime_error("tensor of " + t.dtype + " " + detail::text_of(t.shape) + " read as " + dtype_of<T>());
+    throw std::runtime_error("tensor of " + t.dtype + " " + text_of(t.shape) + " read as " + dtype_of<T>());
   std::vector<T> r(t.data.size() / sizeof(T));
   if (!r.empty()) std::memcpy(r.data(), t.data.data(), t.data.size());
   return r;

@@ -79,11 +79,11 @@ lm_trainer::persistent_ids lm_trainer::record(lm_settings const& s, parameter_la
                            .loss = memory.persistent<float>(rows, "loss"),
                            .logits = memory.persistent<float>(s.context * 256, "sample logits")};
   memory.graph(train_graph);
-  model.train(op, memory, {s.batch, s.context, nullptr, nullptr}, nullptr, nullptr, 0, nullptr, nullptr);
+  model.train(op, memory, {s.batch, s.context, nullptr, nullptr}, {}, nullptr, 0, nullptr, nullptr);
   memory.graph(evaluate_graph);
-  model.evaluate(op, memory, {s.batch, s.context, nullptr, nullptr}, nullptr, nullptr, nullptr);
+  model.evaluate(op, memory, {s.batch, s.context, nullptr, nullptr}, {}, nullptr, nullptr);
   memory.graph(sample_graph);
-  model.predict(op, memory, {1, s.context, nullptr, nullptr}, nullptr, nullptr, nullptr);
+  model.predict(op, memory, {1, s.context, nullptr, nullptr}, {}, nullptr, nullptr);
   memory.graph(probe_graph);
   memory.take<std::byte>(std::int64_t(probe_bytes(op, site_of(s))), "attention probe");
   memory.plan();
@@ -139,7 +139,7 @@ step_result lm_trainer::step(std::int64_t t) {
   float* const loss = memory_.at<float>(ids_.loss);
   op.zero(layout_.count(), gradients);
   memory_.graph(train_graph);
-  model_.train(op, memory_, in, weights().data(), memory_.at<float>(ids_.rotary), 1.f / float(in.rows()), gradients,
+  model_.train(op, memory_, in, {weights().data()}, memory_.at<float>(ids_.rotary), 1.f / float(in.rows()), gradients,
                loss);
   double sum = 0;
   for (std::int64_t i = 0; i < in.rows(); ++i) sum += double(loss[i]);
@@ -168,7 +168,7 @@ double lm_trainer::validate(std::int64_t windows) {
                   memory_.at<std::int32_t>(ids_.tokens) + i * in.sequence,
                   memory_.at<std::int32_t>(ids_.targets) + i * in.sequence);
     memory_.graph(evaluate_graph);
-    model_.evaluate(cpu_ops<float>(on_), memory_, in, weights().data(), memory_.at<float>(ids_.rotary), loss);
+    model_.evaluate(cpu_ops<float>(on_), memory_, in, {weights().data()}, memory_.at<float>(ids_.rotary), loss);
     for (std::int64_t i = 0; i < in.rows(); ++i) {
       sum += double(loss[i]);
       count += in.targets[i] != no_target;
@@ -187,7 +187,7 @@ std::string lm_trainer::sample(std::string const& prompt, std::int64_t bytes) {
     for (std::int64_t j = 0; j < settings_.context; ++j)  // what follows the text changes nothing: attention is causal
       tokens[j] = j < used ? std::uint8_t(text[text.size() - std::size_t(used - j)]) : 0;
     memory_.graph(sample_graph);
-    model_.predict(cpu_ops<float>(on_), memory_, batch(1), weights().data(), memory_.at<float>(ids_.rotary), logits);
+    model_.predict(cpu_ops<float>(on_), memory_, batch(1), {weights().data()}, memory_.at<float>(ids_.rotary), logits);
     float* const row = logits + (used - 1) * 256;
     float const most = *std::max_element(row, row + 256);
     for (int c = 0; c < 256; ++c) row[c] = (row[c] - most) / float(sampling_temperature);

@@ -1,41 +1,61 @@
 #include "model.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <initializer_list>
 
 #include "random.hpp"
 
 namespace trainer {
 
-parameter_layout::parameter_layout(model_shape const& s) {
-  std::int64_t const q = s.q_heads * s.head_dim, kv = s.kv_heads * s.head_dim;
-  auto const add = [&](std::string name, std::vector<std::int64_t> shape) {
-    return list_.add(std::move(name), std::move(shape));
+parameter_layout::parameter_layout(model_shape const& s, adaptation const& how) : how_(how) {
+  embedding_ = full_.add("model.embed_tokens.weight", {s.vocabulary, s.hidden});
+  for (std::int64_t i = 0; i < s.layers; ++i) add_layer(s, "model.layers." + std::to_string(i) + ".");
+  final_norm_ = full_.add("model.norm.weight", {s.hidden});
+  head_ = s.tied ? embedding_ : full_.add("lm_head.weight", {s.vocabulary, s.hidden});
+}
+
+void parameter_layout::add_layer(model_shape const& s, std::string const& at) {
+  struct part {
+    char const *site, *module;
+    std::int64_t out;
   };
-  add("model.embed_tokens.weight", {s.vocabulary, s.hidden});
-  for (std::int64_t i = 0; i < s.layers; ++i) {
-    std::string const at = "model.layers." + std::to_string(i) + ".";
-    layer_weights w{};
-    w.input_norm = add(at + "input_layernorm.weight", {s.hidden});
-    w.qkv = add(at + "self_attn.q_proj.weight", {q, s.hidden});
-    add(at + "self_attn.k_proj.weight", {kv, s.hidden});
-    add(at + "self_attn.v_proj.weight", {kv, s.hidden});
-    w.q_norm = add(at + "self_attn.q_norm.weight", {s.head_dim});
-    w.k_norm = add(at + "self_attn.k_norm.weight", {s.head_dim});
-    w.o = add(at + "self_attn.o_proj.weight", {s.hidden, q});
-    w.mlp_norm = add(at + "post_attention_layernorm.weight", {s.hidden});
-    w.gate_up = add(at + "mlp.gate_proj.weight", {s.ffn, s.hidden});
-    add(at + "mlp.up_proj.weight", {s.ffn, s.hidden});
-    w.down = add(at + "mlp.down_proj.weight", {s.hidden, s.ffn});
-    layers_.push_back(w);
-  }
-  final_norm_ = add("model.norm.weight", {s.hidden});
+  auto const stacked = [&](std::int64_t in, std::initializer_list<part> parts) {
+    std::int64_t out = 0, begin = -1;
+    for (part const& p : parts) {
+      std::int64_t const offset =
+          (how_.storage == mirror::f32 ? full_ : half_).add(at + p.module + ".weight", {p.out, in});
+      if (begin < 0) begin = offset;
+      out += p.out;
+    }
+    placed_projection placed{begin, projection(in, out, how_.storage)};
+    std::int64_t row = 0;
+    for (part const& p : parts) {
+      if (std::ranges::find(how_.sites, p.site) != how_.sites.end())
+        placed.apply.adapt(how_.adapter, row, p.out, at + p.module, adapters_);
+      row += p.out;
+    }
+    return placed;
+  };
+  std::int64_t const q = s.q_heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+  std::int64_t const input_norm = full_.add(at + "input_layernorm.weight", {s.hidden});
+  placed_projection qkv =
+      stacked(s.hidden, {{"q", "self_attn.q_proj", q}, {"k", "self_attn.k_proj", kv}, {"v", "self_attn.v_proj", kv}});
+  std::int64_t const q_norm = full_.add(at + "self_attn.q_norm.weight", {s.head_dim});
+  std::int64_t const k_norm = full_.add(at + "self_attn.k_norm.weight", {s.head_dim});
+  placed_projection o = stacked(q, {{"o", "self_attn.o_proj", s.hidden}});
+  std::int64_t const mlp_norm = full_.add(at + "post_attention_layernorm.weight", {s.hidden});
+  placed_projection gate_up = stacked(s.hidden, {{"gate", "mlp.gate_proj", s.ffn}, {"up", "mlp.up_proj", s.ffn}});
+  placed_projection down = stacked(s.ffn, {{"down", "mlp.down_proj", s.hidden}});
+  layers_.push_back(
+      {input_norm, q_norm, k_norm, mlp_norm, std::move(qkv), std::move(o), std::move(gate_up), std::move(down)});
 }
 
 template <class T>
 void initialise(parameter_layout const& layout, model_shape const& shape, std::uint64_t seed, T* weights) {
   double const residual = 1 / std::sqrt(2.0 * double(shape.layers));
   std::uint64_t index = 0;
-  for (parameter const& p : layout.all()) {
+  for (parameter const& p : layout.full().all()) {
     random_numbers draw(seed, stream::weights, index++);
     bool const to_residual = p.name.ends_with("o_proj.weight") || p.name.ends_with("down_proj.weight");
     for (std::int64_t i = 0; i < p.count; ++i)
@@ -44,16 +64,47 @@ void initialise(parameter_layout const& layout, model_shape const& shape, std::u
 }
 
 template <class T>
+void initialise_adapters(parameter_layout const& layout, std::uint64_t seed, T* trained) {
+  std::uint64_t index = 0;
+  for (std::int64_t i = 0; i < layout.layers(); ++i)
+    for (placed_projection const* p :
+         {&layout.layer(i).qkv, &layout.layer(i).o, &layout.layer(i).gate_up, &layout.layer(i).down})
+      for (projection::adapted_rows const& a : p->apply.adapters()) a.change.initialise(seed, index++, trained);
+}
+
+template <class T>
 struct language_model<T>::scene {
   ops<T> const& op;
   step_memory& memory;
   token_batch const& in;
-  T const *weights, *rotary;
+  parameter_layout const& layout;
+  weight_arrays<T> const& weights;
+  T const* rotary;
+  T* gradients = nullptr;
 
   /// [rows, columns]
   buffer<T> take(std::int64_t columns, char const* label) const { return elements(in.rows() * columns, label); }
   buffer<T> elements(std::int64_t count, char const* label) const { return memory.take<T>(count, label); }
   buffer<std::byte> scratch(std::size_t bytes) const { return memory.take<std::byte>(std::int64_t(bytes), "scratch"); }
+
+  T const* weight(std::int64_t at) const { return weights.full + at; }
+  /// Where the gradient of a weight in weights.full goes; null for a frozen one.
+  T* gradient(std::int64_t at) const { return layout.is_frozen() ? nullptr : gradients + at; }
+  /// Partial sums of a norm's gain, for which a frozen one has no use.
+  buffer<T> partial(std::int64_t count) const {
+    return layout.is_frozen() ? buffer<T>() : elements(partial_count(in.rows(), count), "partial");
+  }
+
+  base_matrix<T> matrix(placed_projection const& p) const {
+    return layout.how().storage == mirror::f32 ? base_matrix<T>{weights.full + p.at, nullptr}
+                                               : base_matrix<T>{nullptr, weights.half + p.at};
+  }
+  void project(placed_projection const& p, T const* x, T const* residual, T* y) const {
+    p.apply.forward(op, memory, in.rows(), x, matrix(p), weights.adapters, residual, y);
+  }
+  void project_backward(placed_projection const& p, T const* x, T const* d_y, T* d_x) const {
+    p.apply.backward(op, memory, in.rows(), x, matrix(p), weights.adapters, d_y, d_x, gradient(p.at), gradients);
+  }
 };
 
 template <class T>
@@ -88,7 +139,6 @@ attention_inputs<T> language_model<T>::views(scene const& s, T const* qk, T cons
 template <class T>
 buffer<T> language_model<T>::layer_forward(scene const& s, std::int64_t layer, buffer<T> x, layer_tape<T>& t) const {
   layer_weights const& at = layout_->layer(layer);
-  T const* const w = s.weights;
   std::int64_t const rows = s.in.rows(), hidden = shape_.hidden, q_width = shape_.q_heads * shape_.head_dim;
   std::int64_t const qk_heads = shape_.q_heads + shape_.kv_heads;
   attention_site const site = this->site(s);
@@ -97,12 +147,12 @@ buffer<T> language_model<T>::layer_forward(scene const& s, std::int64_t layer, b
   t.x = std::move(x);
   t.normed = s.take(hidden, "normed");
   t.inverse = s.take(1, "inverse");
-  s.op.rms_norm(rows, hidden, shape_.epsilon, t.x, w + at.input_norm, t.normed, t.inverse);
+  s.op.rms_norm(rows, hidden, shape_.epsilon, t.x, s.weight(at.input_norm), t.normed, t.inverse);
   t.qkv = s.take(shape_.all_heads() * shape_.head_dim, "qkv");
-  s.op.linear(rows, hidden, shape_.all_heads() * shape_.head_dim, t.normed, w + at.qkv, nullptr, t.qkv);
+  s.project(at.qkv, t.normed, nullptr, t.qkv);
   t.qk = s.take(qk_heads * shape_.head_dim, "qk");
   t.head_inverse = s.take(qk_heads, "head_inverse");
-  s.op.head_norm(heads(s), t.qkv, w + at.q_norm, w + at.k_norm, s.rotary, t.qk, t.head_inverse);
+  s.op.head_norm(heads(s), t.qkv, s.weight(at.q_norm), s.weight(at.k_norm), s.rotary, t.qk, t.head_inverse);
   t.o = s.take(q_width, "o");
   t.attention = s.elements(needs.saved, "attention");
   {
@@ -112,52 +162,48 @@ buffer<T> language_model<T>::layer_forward(scene const& s, std::int64_t layer, b
                            scratch);
   }
   t.middle = s.take(hidden, "middle");
-  s.op.linear(rows, q_width, hidden, t.o, w + at.o, t.x, t.middle);
+  s.project(at.o, t.o, t.x, t.middle);
 
   t.mlp_normed = s.take(hidden, "mlp_normed");
   t.mlp_inverse = s.take(1, "mlp_inverse");
-  s.op.rms_norm(rows, hidden, shape_.epsilon, t.middle, w + at.mlp_norm, t.mlp_normed, t.mlp_inverse);
+  s.op.rms_norm(rows, hidden, shape_.epsilon, t.middle, s.weight(at.mlp_norm), t.mlp_normed, t.mlp_inverse);
   t.gate_up = s.take(2 * shape_.ffn, "gate_up");
-  s.op.linear(rows, hidden, 2 * shape_.ffn, t.mlp_normed, w + at.gate_up, nullptr, t.gate_up);
+  s.project(at.gate_up, t.mlp_normed, nullptr, t.gate_up);
   t.active = s.take(shape_.ffn, "active");
   s.op.swiglu(rows, shape_.ffn, t.gate_up, t.active);
   buffer<T> out = s.take(hidden, "x");
-  s.op.linear(rows, shape_.ffn, hidden, t.active, w + at.down, t.middle, out);
+  s.project(at.down, t.active, t.middle, out);
   return out;
 }
 
 template <class T>
-void language_model<T>::mlp_backward(scene const& s, std::int64_t layer, layer_tape<T>& t, T* d_x, T* gradients) const {
+void language_model<T>::mlp_backward(scene const& s, std::int64_t layer, layer_tape<T>& t, T* d_x) const {
   layer_weights const& at = layout_->layer(layer);
-  T const* const w = s.weights;
   std::int64_t const rows = s.in.rows(), hidden = shape_.hidden;
   buffer<T> d_active = s.take(shape_.ffn, "d_active");
-  s.op.linear_backward(rows, shape_.ffn, hidden, t.active, w + at.down, d_x, d_active, gradients + at.down);
+  s.project_backward(at.down, t.active, d_x, d_active);
   t.active = {};
   buffer<T> d_gate_up = s.take(2 * shape_.ffn, "d_gate_up");
   s.op.swiglu_backward(rows, shape_.ffn, t.gate_up, d_active, d_gate_up);
   t.gate_up = {};
   d_active = {};
   buffer<T> const d_normed = s.take(hidden, "d_mlp_normed");
-  s.op.linear_backward(rows, hidden, 2 * shape_.ffn, t.mlp_normed, w + at.gate_up, d_gate_up, d_normed,
-                       gradients + at.gate_up);
-  buffer<T> const partial = s.elements(partial_count(rows, hidden), "partial");
-  s.op.rms_norm_backward(rows, hidden, t.middle, w + at.mlp_norm, t.mlp_inverse, d_normed, d_x, gradients + at.mlp_norm,
-                         partial);
+  s.project_backward(at.gate_up, t.mlp_normed, d_gate_up, d_normed);
+  buffer<T> const partial = s.partial(hidden);
+  s.op.rms_norm_backward(rows, hidden, t.middle, s.weight(at.mlp_norm), t.mlp_inverse, d_normed, d_x,
+                         s.gradient(at.mlp_norm), partial);
 }
 
 template <class T>
-void language_model<T>::attention_backward(scene const& s, std::int64_t layer, layer_tape<T>& t, T* d_x,
-                                           T* gradients) const {
+void language_model<T>::attention_backward(scene const& s, std::int64_t layer, layer_tape<T>& t, T* d_x) const {
   layer_weights const& at = layout_->layer(layer);
-  T const* const w = s.weights;
   std::int64_t const rows = s.in.rows(), hidden = shape_.hidden, q = shape_.q_heads, kv = shape_.kv_heads;
   std::int64_t const d = shape_.head_dim;
   attention_site const site = this->site(s);
   attention_needs const needs = s.op.attention(site);
 
   buffer<T> d_o = s.take(q * d, "d_o");
-  s.op.linear_backward(rows, q * d, hidden, t.o, w + at.o, d_x, d_o, gradients + at.o);
+  s.project_backward(at.o, t.o, d_x, d_o);
   buffer<T> const d_qkv = s.take(shape_.all_heads() * d, "d_qkv");
   {
     buffer<T> const d_qk = s.take((q + kv) * d, "d_qk");
@@ -171,56 +217,54 @@ void language_model<T>::attention_backward(scene const& s, std::int64_t layer, l
           scratch);
     }
     d_o = {};
-    buffer<T> const partial = s.elements(partial_count(rows, 2 * d), "partial");
-    s.op.head_norm_backward(heads(s), t.qkv, w + at.q_norm, w + at.k_norm, s.rotary, t.head_inverse, d_qk, d_qkv,
-                            gradients + at.q_norm, gradients + at.k_norm, partial);
+    buffer<T> const partial = s.partial(2 * d);
+    s.op.head_norm_backward(heads(s), t.qkv, s.weight(at.q_norm), s.weight(at.k_norm), s.rotary, t.head_inverse, d_qk,
+                            d_qkv, s.gradient(at.q_norm), s.gradient(at.k_norm), partial);
   }
   buffer<T> const d_normed = s.take(hidden, "d_normed");
-  s.op.linear_backward(rows, hidden, shape_.all_heads() * d, t.normed, w + at.qkv, d_qkv, d_normed, gradients + at.qkv);
-  buffer<T> const partial = s.elements(partial_count(rows, hidden), "partial");
-  s.op.rms_norm_backward(rows, hidden, t.x, w + at.input_norm, t.inverse, d_normed, d_x, gradients + at.input_norm,
-                         partial);
+  s.project_backward(at.qkv, t.normed, d_qkv, d_normed);
+  buffer<T> const partial = s.partial(hidden);
+  s.op.rms_norm_backward(rows, hidden, t.x, s.weight(at.input_norm), t.inverse, d_normed, d_x,
+                         s.gradient(at.input_norm), partial);
 }
 
 template <class T>
-void language_model<T>::layer_backward(scene const& s, std::int64_t layer, layer_tape<T>& tape, T* d_x,
-                                       T* gradients) const {
-  mlp_backward(s, layer, tape, d_x, gradients);
-  attention_backward(s, layer, tape, d_x, gradients);
+void language_model<T>::layer_backward(scene const& s, std::int64_t layer, layer_tape<T>& tape, T* d_x) const {
+  mlp_backward(s, layer, tape, d_x);
+  attention_backward(s, layer, tape, d_x);
   tape = {};
 }
 
 template <class T>
-void language_model<T>::train(ops<T> const& op, step_memory& memory, token_batch const& in, T const* weights,
-                              T const* rotary, T weight, T* gradients, T* loss) {
-  scene const s{op, memory, in, weights, rotary};
+void language_model<T>::train(ops<T> const& op, step_memory& memory, token_batch const& in,
+                              weight_arrays<T> const& weights, T const* rotary, T weight, T* gradients, T* loss) {
+  scene const s{op, memory, in, *layout_, weights, rotary, gradients};
   std::int64_t const rows = in.rows(), hidden = shape_.hidden, vocabulary = shape_.vocabulary;
-  T const* const embedding = weights + layout_->embedding();
+  T const* const head = s.weight(layout_->head());
 
   buffer<T> x = s.take(hidden, "x");
-  op.embed(rows, hidden, in.tokens, embedding, x);
+  op.embed(rows, hidden, in.tokens, s.weight(layout_->embedding()), x);
   for (std::int64_t i = 0; i < shape_.layers; ++i) x = layer_forward(s, i, std::move(x), tapes_[std::size_t(i)]);
 
   buffer<T> const d_x = s.take(hidden, "d_x");
   {
     buffer<T> const normed = s.take(hidden, "normed"), inverse = s.take(1, "inverse");
-    op.rms_norm(rows, hidden, shape_.epsilon, x, weights + layout_->final_norm(), normed, inverse);
+    op.rms_norm(rows, hidden, shape_.epsilon, x, s.weight(layout_->final_norm()), normed, inverse);
     buffer<T> const d_normed = s.take(hidden, "d_normed");
     {
       buffer<T> const logits = s.take(vocabulary, "logits");
-      op.linear(rows, hidden, vocabulary, normed, embedding, nullptr, logits);
+      op.linear(rows, hidden, vocabulary, normed, head, nullptr, logits);
       op.cross_entropy(rows, vocabulary, in.targets, weight, logits, loss);
-      op.linear_backward(rows, hidden, vocabulary, normed, embedding, logits, d_normed,
-                         gradients + layout_->embedding());
+      op.linear_backward(rows, hidden, vocabulary, normed, head, logits, d_normed, s.gradient(layout_->head()));
     }
-    buffer<T> const partial = s.elements(partial_count(rows, hidden), "partial");
+    buffer<T> const partial = s.partial(hidden);
     op.zero(rows * hidden, d_x);
-    op.rms_norm_backward(rows, hidden, x, weights + layout_->final_norm(), inverse, d_normed, d_x,
-                         gradients + layout_->final_norm(), partial);
+    op.rms_norm_backward(rows, hidden, x, s.weight(layout_->final_norm()), inverse, d_normed, d_x,
+                         s.gradient(layout_->final_norm()), partial);
   }
   x = {};
-  for (std::int64_t i = shape_.layers; i-- > 0;) layer_backward(s, i, tapes_[std::size_t(i)], d_x, gradients);
-  op.embed_backward(rows, hidden, in.tokens, d_x, gradients + layout_->embedding());
+  for (std::int64_t i = shape_.layers; i-- > 0;) layer_backward(s, i, tapes_[std::size_t(i)], d_x);
+  if (!layout_->is_frozen()) op.embed_backward(rows, hidden, in.tokens, d_x, s.gradient(layout_->embedding()));
 }
 
 /// The final norm's output, which the logits are made of.
@@ -228,35 +272,38 @@ template <class T>
 buffer<T> language_model<T>::forward(scene const& s) const {
   std::int64_t const rows = s.in.rows(), hidden = shape_.hidden;
   buffer<T> x = s.take(hidden, "x");
-  s.op.embed(rows, hidden, s.in.tokens, s.weights + layout_->embedding(), x);
+  s.op.embed(rows, hidden, s.in.tokens, s.weight(layout_->embedding()), x);
   for (std::int64_t i = 0; i < shape_.layers; ++i) {
     layer_tape<T> forgotten;
     x = layer_forward(s, i, std::move(x), forgotten);
   }
   buffer<T> normed = s.take(hidden, "normed");
   buffer<T> const inverse = s.take(1, "inverse");
-  s.op.rms_norm(rows, hidden, shape_.epsilon, x, s.weights + layout_->final_norm(), normed, inverse);
+  s.op.rms_norm(rows, hidden, shape_.epsilon, x, s.weight(layout_->final_norm()), normed, inverse);
   return normed;
 }
 
 template <class T>
-void language_model<T>::evaluate(ops<T> const& op, step_memory& memory, token_batch const& in, T const* weights,
-                                 T const* rotary, T* loss) {
-  scene const s{op, memory, in, weights, rotary};
+void language_model<T>::evaluate(ops<T> const& op, step_memory& memory, token_batch const& in,
+                                 weight_arrays<T> const& weights, T const* rotary, T* loss) {
+  scene const s{op, memory, in, *layout_, weights, rotary};
   buffer<T> const normed = forward(s), logits = s.take(shape_.vocabulary, "logits");
-  op.linear(in.rows(), shape_.hidden, shape_.vocabulary, normed, weights + layout_->embedding(), nullptr, logits);
+  op.linear(in.rows(), shape_.hidden, shape_.vocabulary, normed, s.weight(layout_->head()), nullptr, logits);
   op.cross_entropy(in.rows(), shape_.vocabulary, in.targets, T(1), logits, loss);
 }
 
 template <class T>
-void language_model<T>::predict(ops<T> const& op, step_memory& memory, token_batch const& in, T const* weights,
-                                T const* rotary, T* logits) {
-  buffer<T> const normed = forward({op, memory, in, weights, rotary});
-  op.linear(in.rows(), shape_.hidden, shape_.vocabulary, normed, weights + layout_->embedding(), nullptr, logits);
+void language_model<T>::predict(ops<T> const& op, step_memory& memory, token_batch const& in,
+                                weight_arrays<T> const& weights, T const* rotary, T* logits) {
+  scene const s{op, memory, in, *layout_, weights, rotary};
+  buffer<T> const normed = forward(s);
+  op.linear(in.rows(), shape_.hidden, shape_.vocabulary, normed, s.weight(layout_->head()), nullptr, logits);
 }
 
 template void initialise(parameter_layout const&, model_shape const&, std::uint64_t, float*);
 template void initialise(parameter_layout const&, model_shape const&, std::uint64_t, double*);
+template void initialise_adapters(parameter_layout const&, std::uint64_t, float*);
+template void initialise_adapters(parameter_layout const&, std::uint64_t, double*);
 template class language_model<float>;
 template class language_model<double>;
 

@@ -1,11 +1,12 @@
-// A byte language model of the Qwen3 kind: tied embedding, and per layer
+// A language model of the Qwen3 kind: an embedding that is the head too where it is tied, and per layer
 //
 //   x += Wo attention(rope(norm(Wq n)), rope(norm(Wk n)), Wv n),  n = norm(x)      grouped-query, causal
 //   x += Wd (silu(Wg n) * Wu n),                                  n = norm(x)
-//   logits = E norm(x)
+//   logits = E norm(x), or H norm(x) with a head of its own
 //
-// with RMSNorm throughout, no biases. Weights lie in one flat array, named and shaped as Hugging Face's Qwen3 names
-// them; neighbours that are multiplied by the same input (q, k, v; gate, up) lie side by side and are one product.
+// with RMSNorm throughout, no biases. Weights lie in flat arrays, named and shaped as Hugging Face's Qwen3 names them;
+// neighbours that are multiplied by the same input (q, k, v; gate, up) lie side by side and are one product. Either all
+// of them are trained, or they are frozen and adapters on chosen projections are.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,7 @@
 
 #include "ops.hpp"
 #include "parameters.hpp"
+#include "projection.hpp"
 #include "step_memory.hpp"
 
 namespace trainer {
@@ -21,36 +23,82 @@ namespace trainer {
 struct model_shape {
   std::int64_t vocabulary = 256, layers = 4, hidden = 128, q_heads = 4, kv_heads = 2, head_dim = 32, ffn = 384;
   double rope_theta = 10000, epsilon = norm_epsilon;
+  bool tied = true;
   bool operator==(model_shape const&) const = default;
 
   constexpr std::int64_t all_heads() const { return q_heads + 2 * kv_heads; }
 };
 
-/// Offsets into the flat array of what a layer's code uses.
-struct layer_weights {
-  std::int64_t input_norm, qkv, q_norm, k_norm, o, mlp_norm, gate_up, down;
+/// The projections that may have an adapter, in the order of the layer.
+inline constexpr char const* projection_sites[] = {"q", "k", "v", "o", "gate", "up", "down"};
+
+/// What is trained, and how what is frozen is stored.
+struct adaptation {
+  adapter_settings adapter;        ///< kind none: every weight is trained, and stored in f32
+  std::vector<std::string> sites;  ///< of projection_sites
+  mirror storage = mirror::f32;    ///< of the frozen projections
+  bool operator==(adaptation const&) const = default;
 };
 
+/// A projection, and the offset of its matrix in the array that it is stored in.
+struct placed_projection {
+  std::int64_t at;
+  projection apply;
+};
+
+/// Offsets into the array of norms, and the projections, that a layer's code uses.
+struct layer_weights {
+  std::int64_t input_norm, q_norm, k_norm, mlp_norm;
+  placed_projection qkv, o, gate_up, down;
+};
+
+/// Which tensors a model has and where they lie: `full` in T, `half` in bf16 (the projections, where they are
+/// mirrored), and the adapters'.
 class parameter_layout {
  public:
-  explicit parameter_layout(model_shape const& shape);
-  parameter_list const& list() const { return list_; }
-  std::vector<parameter> const& all() const { return list_.all(); }
-  std::int64_t count() const { return list_.count(); }
-  std::int64_t embedding() const { return 0; }
+  explicit parameter_layout(model_shape const& shape, adaptation const& how = {});
+
+  parameter_list const& full() const { return full_; }
+  parameter_list const& half() const { return half_; }
+  parameter_list const& adapters() const { return adapters_; }
+  /// What the optimiser changes: the adapters' tensors where there are any, else all.
+  parameter_list const& trained() const { return is_frozen() ? adapters_ : full_; }
+  parameter_list const& list() const { return trained(); }
+  std::vector<parameter> const& all() const { return trained().all(); }
+  std::int64_t count() const { return trained().count(); }
+  bool is_frozen() const { return how_.adapter.kind != adapter_kind::none; }
+  adaptation const& how() const { return how_; }
+
+  std::int64_t embedding() const { return embedding_; }
+  std::int64_t head() const { return head_; }
   std::int64_t final_norm() const { return final_norm_; }
+  std::int64_t layers() const { return std::int64_t(layers_.size()); }
   layer_weights const& layer(std::int64_t i) const { return layers_[std::size_t(i)]; }
 
  private:
-  parameter_list list_;
+  void add_layer(model_shape const& shape, std::string const& at);
+  adaptation how_;
+  parameter_list full_, half_, adapters_;
   std::vector<layer_weights> layers_;
-  std::int64_t final_norm_ = 0;
+  std::int64_t embedding_ = 0, head_ = 0, final_norm_ = 0;
 };
 
 /// Draws matrices from N(0, 0.02^2), those that write to the residual stream from N(0, 0.02^2 / (2 layers)) as GPT-2
-/// does; sets gains to 1. The same seed gives the same bits.
+/// does; sets gains to 1. The same seed gives the same bits. weights: layout.full().
 template <class T>
 void initialise(parameter_layout const& layout, model_shape const& shape, std::uint64_t seed, T* weights);
+
+/// Draws the adapters' tensors so that they change nothing yet. trained: layout.adapters().
+template <class T>
+void initialise_adapters(parameter_layout const& layout, std::uint64_t seed, T* trained);
+
+/// The arrays that a layout describes; what is empty there is not looked at here.
+template <class T>
+struct weight_arrays {
+  T const* full = nullptr;
+  lanewise::bf16 const* half = nullptr;
+  T const* adapters = nullptr;
+};
 
 /// Windows of `sequence` tokens; targets[i] follows tokens[i], or is no_target.
 struct token_batch {
@@ -73,25 +121,25 @@ class language_model {
   language_model(model_shape const& shape, attention_kind attention, parameter_layout const& layout)
       : shape_(shape), attention_(attention), layout_(&layout), tapes_(std::size_t(shape.layers)) {}
 
-  /// gradients += weight * d (sum of losses) / d weights; loss[rows] in nats. rotary: fill_rotary_table(sequence,
-  /// head_dim).
-  void train(ops<T> const& op, step_memory& memory, token_batch const& in, T const* weights, T const* rotary, T weight,
-             T* gradients, T* loss);
+  /// gradients, laid out as layout.trained(), += weight * d (sum of losses) / d weights; loss[rows] in nats. rotary:
+  /// fill_rotary_table(sequence, head_dim).
+  void train(ops<T> const& op, step_memory& memory, token_batch const& in, weight_arrays<T> const& weights,
+             T const* rotary, T weight, T* gradients, T* loss);
 
   /// loss[rows] in nats.
-  void evaluate(ops<T> const& op, step_memory& memory, token_batch const& in, T const* weights, T const* rotary,
-                T* loss);
+  void evaluate(ops<T> const& op, step_memory& memory, token_batch const& in, weight_arrays<T> const& weights,
+                T const* rotary, T* loss);
 
   /// logits[rows, vocabulary].
-  void predict(ops<T> const& op, step_memory& memory, token_batch const& in, T const* weights, T const* rotary,
-               T* logits);
+  void predict(ops<T> const& op, step_memory& memory, token_batch const& in, weight_arrays<T> const& weights,
+               T const* rotary, T* logits);
 
  private:
   struct scene;  // what every part of one pass needs
   buffer<T> layer_forward(scene const& s, std::int64_t layer, buffer<T> x, layer_tape<T>& tape) const;
-  void layer_backward(scene const& s, std::int64_t layer, layer_tape<T>& tape, T* d_x, T* gradients) const;
-  void attention_backward(scene const& s, std::int64_t layer, layer_tape<T>& tape, T* d_x, T* gradients) const;
-  void mlp_backward(scene const& s, std::int64_t layer, layer_tape<T>& tape, T* d_x, T* gradients) const;
+  void layer_backward(scene const& s, std::int64_t layer, layer_tape<T>& tape, T* d_x) const;
+  void attention_backward(scene const& s, std::int64_t layer, layer_tape<T>& tape, T* d_x) const;
+  void mlp_backward(scene const& s, std::int64_t layer, layer_tape<T>& tape, T* d_x) const;
   buffer<T> forward(scene const& s) const;
   attention_site site(scene const& s) const;
   attention_inputs<T> views(scene const& s, T const* qk, T const* qkv) const;

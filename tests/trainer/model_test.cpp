@@ -54,11 +54,11 @@ struct bench {
     cpu_ops<T> const op(workers::planning_for(threads));
     token_batch const none{batch, sequence, nullptr, nullptr};
     memory.graph(0);
-    model.train(op, memory, none, nullptr, nullptr, 0, nullptr, nullptr);
+    model.train(op, memory, none, {}, nullptr, 0, nullptr, nullptr);
     memory.graph(1);
-    model.evaluate(op, memory, none, nullptr, nullptr, nullptr);
+    model.evaluate(op, memory, none, {}, nullptr, nullptr);
     memory.graph(2);
-    model.predict(op, memory, none, nullptr, nullptr, nullptr);
+    model.predict(op, memory, none, {}, nullptr, nullptr);
     memory.plan();
     memory.bind();
     initialise(layout, s, 5, weights.data());
@@ -76,13 +76,13 @@ struct bench {
   double train() {
     std::fill(gradients.begin(), gradients.end(), T(0));
     memory.graph(0);
-    model.train(cpu_ops<T>{workers(pool)}, memory, input(), weights.data(), rotary.data(), T(1) / T(batch * sequence),
+    model.train(cpu_ops<T>{workers(pool)}, memory, input(), {weights.data()}, rotary.data(), T(1) / T(batch * sequence),
                 gradients.data(), loss.data());
     return mean();
   }
   double evaluate() {
     memory.graph(1);
-    model.evaluate(cpu_ops<T>{workers(pool)}, memory, input(), weights.data(), rotary.data(), loss.data());
+    model.evaluate(cpu_ops<T>{workers(pool)}, memory, input(), {weights.data()}, rotary.data(), loss.data());
     return mean();
   }
   double mean() const {
@@ -161,7 +161,7 @@ TEST_CASE("gradients are added to what is there") {
   b.train();
   std::vector<float> const once = b.gradients;
   b.memory.graph(0);
-  b.model.train(cpu_ops<float>{workers(b.pool)}, b.memory, b.input(), b.weights.data(), b.rotary.data(), 1.f / 20,
+  b.model.train(cpu_ops<float>{workers(b.pool)}, b.memory, b.input(), {b.weights.data()}, b.rotary.data(), 1.f / 20,
                 b.gradients.data(), b.loss.data());
   std::vector<double> twice(once.begin(), once.end());
   for (double& g : twice) g *= 2;

@@ -71,6 +71,12 @@ double relative_error(std::vector<T> const& x, std::vector<double> const& r) {
   return std::sqrt(error / norm);
 }
 
+/// A file or folder of tests/trainer/data, which the build names in TRAINER_TEST_DATA.
+inline std::filesystem::path data(std::string const& name) {
+  char const* const folder = std::getenv("TRAINER_TEST_DATA");
+  return std::filesystem::path(folder ? folder : "tests/trainer/data") / name;
+}
+
 /// A directory of its own, removed at the end.
 struct scratch {
   std::filesystem::path path = [] {
