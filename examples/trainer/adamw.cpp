@@ -13,35 +13,16 @@ adamw::adamw(adamw_settings const& settings, parameter_list const& trained) : se
       segments_.push_back({p.offset + begin, p.offset + std::min(begin + longest, p.count), p.is_matrix});
 }
 
-double adamw::update(workers const& on, std::int64_t t, double learning_rate, float* weights, float const* gradients,
-                     float* m, float* v, double* squares) const {
-  if (on.planning()) return 0;
-  on.each(square_count(), [&](std::int64_t i) {
-    segment const& s = segments_[std::size_t(i)];
-    double sum[4] = {};
-    for (std::int64_t j = s.begin; j < s.end; ++j) sum[j % 4] += double(gradients[j]) * double(gradients[j]);
-    squares[i] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-  });
-  double sum = 0;
-  for (std::int64_t i = 0; i < square_count(); ++i) sum += squares[i];
-  double const norm = std::sqrt(sum);
-  if (!std::isfinite(norm)) return norm;
-
-  auto const clip = float(norm > settings_.clip ? settings_.clip / norm : 1);
-  auto const b1 = float(settings_.beta1), b2 = float(settings_.beta2), epsilon = float(settings_.epsilon);
-  auto const rate = float(learning_rate / (1 - std::pow(settings_.beta1, double(t))));
-  auto const v_scale = float(1 / (1 - std::pow(settings_.beta2, double(t))));
-  on.each(square_count(), [&](std::int64_t i) {
-    segment const& s = segments_[std::size_t(i)];
-    auto const keep = float(s.decays ? 1 - learning_rate * settings_.weight_decay : 1);
-    for (std::int64_t j = s.begin; j < s.end; ++j) {
-      float const g = gradients[j] * clip;
-      m[j] = b1 * m[j] + (1 - b1) * g;
-      v[j] = b2 * v[j] + (1 - b2) * g * g;
-      weights[j] = keep * weights[j] - rate * m[j] / (std::sqrt(v[j] * v_scale) + epsilon);
-    }
-  });
-  return norm;
+void adamw::update(ops<float> const& op, std::int64_t t, double learning_rate, adamw_arrays const& on) const {
+  op.norm(segment_count(), on.segments, on.gradients, on.squares, on.norm);
+  adamw_rates const r{.clip = settings_.clip,
+                      .beta1 = float(settings_.beta1),
+                      .beta2 = float(settings_.beta2),
+                      .epsilon = float(settings_.epsilon),
+                      .rate = float(learning_rate / (1 - std::pow(settings_.beta1, double(t)))),
+                      .v_scale = float(1 / (1 - std::pow(settings_.beta2, double(t)))),
+                      .keep = float(1 - learning_rate * settings_.weight_decay)};
+  op.adamw_update(segment_count(), on.segments, r, on.norm, on.gradients, on.weights, on.m, on.v);
 }
 
 double learning_rate_at(std::int64_t t, std::int64_t warmup, std::int64_t steps, double peak) {

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "ops.hpp"
 #include "parameters.hpp"
-#include "workers.hpp"
 
 namespace trainer {
 
@@ -18,23 +18,27 @@ struct adamw_settings {
   bool operator==(adamw_settings const&) const = default;
 };
 
+/// What an update reads and writes, on the device of the ops that do it.
+struct adamw_arrays {
+  segment const* segments;  ///< adamw::segments()
+  float const* gradients;
+  float *weights, *m, *v;
+  double *squares, *norm;  ///< one a segment; one, the gradient's norm before clipping
+};
+
 class adamw {
  public:
   adamw(adamw_settings const& settings, parameter_list const& trained);
 
-  /// One update; t counts from 1. Returns the gradient's norm before clipping. Where it is not finite nothing changes.
-  /// squares: square_count() doubles.
-  double update(workers const& on, std::int64_t t, double learning_rate, float* weights, float const* gradients,
-                float* m, float* v, double* squares) const;
-  std::int64_t square_count() const { return std::int64_t(segments_.size()); }
+  /// One update; t counts from 1. Where the norm is not finite only the norm is written.
+  void update(ops<float> const& op, std::int64_t t, double learning_rate, adamw_arrays const& on) const;
+  /// The tensors in pieces of bounded size.
+  std::vector<segment> const& segments() const { return segments_; }
+  std::int64_t segment_count() const { return std::int64_t(segments_.size()); }
 
  private:
-  struct segment {
-    std::int64_t begin, end;
-    bool decays;
-  };
   adamw_settings settings_;
-  std::vector<segment> segments_;  ///< the tensors in pieces of bounded size
+  std::vector<segment> segments_;
 };
 
 /// Linear from 0 over `warmup` steps, then a cosine from `peak` to a tenth of it at `steps`; t counts from 1.

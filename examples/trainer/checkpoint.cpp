@@ -45,10 +45,11 @@ safetensors::file read_file(fs::path const& path) {
   }
 }
 
-void add_weights(safetensors::file& f, lm_trainer& run) {
+void add_weights(safetensors::file& f, lm_trainer const& run) {
+  std::vector<float> const weights = run.get(state_array::weights);
   for (parameter const& p : run.layout().all())
     f.tensors[p.name] =
-        safetensors::make<float>(p.shape, run.weights().subspan(std::size_t(p.offset), std::size_t(p.count)));
+        safetensors::make<float>(p.shape, std::span(weights).subspan(std::size_t(p.offset), std::size_t(p.count)));
 }
 
 void copy_into(fs::path const& path, safetensors::file const& f, std::string const& name,
@@ -155,8 +156,8 @@ void save_checkpoint(run_directory const& directory, checkpoint_header const& he
   safetensors::file f;
   add_weights(f, run);
   std::vector<std::int64_t> const flat{run.layout().count()};
-  f.tensors["adamw.m"] = safetensors::make<float>(flat, run.first_moments());
-  f.tensors["adamw.v"] = safetensors::make<float>(flat, run.second_moments());
+  f.tensors["adamw.m"] = safetensors::make<float>(flat, run.get(state_array::first_moments));
+  f.tensors["adamw.v"] = safetensors::make<float>(flat, run.get(state_array::second_moments));
   f.tensors["log"] = safetensors::make<std::uint8_t>({std::int64_t(header.log.size())},
                                                      std::vector<std::uint8_t>(header.log.begin(), header.log.end()));
   f.metadata = {{"format", format_name},
@@ -185,10 +186,15 @@ checkpoint_header read_header(fs::path const& path) {
 
 void load_weights(fs::path const& path, lm_trainer& run) {
   safetensors::file const f = read_file(path);
+  std::vector<std::int64_t> const flat{run.layout().count()};
+  std::vector<float> values(std::size_t(run.layout().count()));
   for (parameter const& p : run.layout().all())
-    copy_into(path, f, p.name, p.shape, run.weights().subspan(std::size_t(p.offset), std::size_t(p.count)));
-  copy_into(path, f, "adamw.m", {run.layout().count()}, run.first_moments());
-  copy_into(path, f, "adamw.v", {run.layout().count()}, run.second_moments());
+    copy_into(path, f, p.name, p.shape, std::span(values).subspan(std::size_t(p.offset), std::size_t(p.count)));
+  run.set(state_array::weights, values);
+  copy_into(path, f, "adamw.m", flat, values);
+  run.set(state_array::first_moments, values);
+  copy_into(path, f, "adamw.v", flat, values);
+  run.set(state_array::second_moments, values);
 }
 
 void save_model(run_directory const& directory, model_shape const& s, std::int64_t context, lm_trainer& run) {

@@ -87,8 +87,8 @@ class lm_run {
  public:
   lm_run(lm_settings const& settings, std::optional<checkpoint_header> resumed, run_directory const& directory)
       : settings_(settings), directory_(directory), data_(load(settings)),
-        bigram_(bigram_cross_entropy(data_.train, data_.validation)), pool_(int(settings.threads)),
-        trainer_(settings, data_, pool_, budget_of(settings)) {
+        bigram_(bigram_cross_entropy(data_.train, data_.validation)), device_(device_of(settings)),
+        trainer_(settings, data_, *device_, budget_of(settings, *device_)) {
     char hexadecimal[20];
     std::snprintf(hexadecimal, sizeof hexadecimal, "%016llx", static_cast<unsigned long long>(digest(data_)));
     header_ = {0, to_json(settings), hexadecimal, {}};
@@ -149,11 +149,10 @@ class lm_run {
     std::printf("model: %lld weights, %lld windows of %lld bytes an epoch, %lld a step\n",
                 static_cast<long long>(trainer_.layout().count()), static_cast<long long>(trainer_.windows_per_epoch()),
                 static_cast<long long>(settings_.context), static_cast<long long>(settings_.batch));
+    std::printf("device: %s\n", device_->describe().c_str());
     std::printf("attention: %s\n", trainer_.attention_kernels().c_str());
-    std::printf(
-        "memory: plan %.1f MiB for weights, optimiser, activations and scratch, fragmentation %.1f%%, %lld threads\n",
-        double(plan.peak()) / (1 << 20), 100 * plan.statistics().fragmentation(),
-        static_cast<long long>(settings_.threads));
+    std::printf("memory: plan %.1f MiB for weights, optimiser, activations and scratch, fragmentation %.1f%%\n",
+                double(plan.peak()) / (1 << 20), 100 * plan.statistics().fragmentation());
     std::printf("add-one bigram: %.4f nats per byte on the validation text\n", bigram_);
     if (header_.step > 0) std::printf("resumed after step %lld\n", static_cast<long long>(header_.step));
     std::fflush(stdout);
@@ -231,7 +230,7 @@ class lm_run {
   stop_requests stop_;
   text_data data_;
   double bigram_;
-  lanewise::thread_pool pool_;
+  std::unique_ptr<device> device_;
   lm_trainer trainer_;
   checkpoint_header header_;
   std::ofstream log_;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 
 #include "attention_probe.hpp"
 #include "error.hpp"
@@ -21,13 +20,13 @@ std::string mebibytes(std::size_t bytes) {
 }
 
 /// The cheapest ways to a smaller plan, each with what it would need.
-std::string levers(lm_settings const& settings, int threads, std::size_t available) {
+std::string levers(lm_settings const& settings, device const& on, std::size_t available) {
   std::string text;
   auto const consider = [&](char const* name, std::int64_t lm_settings::*value, std::int64_t smallest) {
     lm_settings s = settings;
     while (s.*value > smallest) {
       s.*value = std::max(smallest, s.*value / 2);
-      if (std::size_t const bytes = lm_trainer::estimate(s, threads); bytes <= available) {
+      if (std::size_t const bytes = lm_trainer::estimate(s, on); bytes <= available) {
         text += std::string(text.empty() ? "" : ", ") + "--" + name + " " + std::to_string(s.*value) + " (" +
                 mebibytes(bytes) + ")";
         return;
@@ -54,30 +53,33 @@ window_order order_of(lm_settings const& s, text_data const& data) {
 
 }  // namespace
 
-memory_budget budget_of(lm_settings const& settings) {
-  if (settings.memory_mb > 0) return {std::size_t(settings.memory_mb * (1 << 20)), 0};
-  std::ifstream in("/proc/meminfo");
-  std::string name;
-  for (std::size_t kibibytes; in >> name >> kibibytes; in.ignore(64, '\n'))
-    if (name == "MemAvailable:") return {kibibytes * 1024, std::size_t(256) << 20};
-  throw out_of_memory("/proc/meminfo does not say what is available; give a budget with --memory-mb");
+memory_budget budget_of(lm_settings const& settings, device const& on) {
+  return settings.memory_mb > 0 ? memory_budget{std::size_t(settings.memory_mb * (1 << 20)), 0} : on.budget();
+}
+
+std::unique_ptr<device> device_of(lm_settings const& settings) {
+  if (settings.device == "cpu") return make_cpu_device(int(settings.threads));
+  return make_cuda_device(settings.precision == "tf32" ? arithmetic::tf32 : arithmetic::f32);
 }
 
 lm_trainer::persistent_ids lm_trainer::record(lm_settings const& s, parameter_layout const& layout,
-                                              adamw const& optimiser, int threads, step_memory& memory) {
-  cpu_ops<float> const op(workers::planning_for(threads));
+                                              adamw const& optimiser, device const& on, step_memory& memory) {
+  ops<float> const& op = on.planner();
   language_model<float> model(s.model(), s.attention(), layout);
   std::int64_t const rows = s.batch * s.context;
   persistent_ids const ids{.weights = memory.persistent<float>(layout.count(), "weights"),
                            .gradients = memory.persistent<float>(layout.count(), "gradients"),
                            .m = memory.persistent<float>(layout.count(), "first moments"),
                            .v = memory.persistent<float>(layout.count(), "second moments"),
-                           .squares = memory.persistent<double>(optimiser.square_count(), "squares"),
+                           .squares = memory.persistent<double>(optimiser.segment_count(), "squares"),
                            .rotary = memory.persistent<float>(s.context * s.head_dim, "rotary"),
                            .tokens = memory.persistent<std::int32_t>(rows, "tokens"),
                            .targets = memory.persistent<std::int32_t>(rows, "targets"),
                            .loss = memory.persistent<float>(rows, "loss"),
-                           .logits = memory.persistent<float>(s.context * 256, "sample logits")};
+                           .logits = memory.persistent<float>(s.context * 256, "sample logits"),
+                           .segments = memory.persistent<segment>(optimiser.segment_count(), "segments"),
+                           .norm = memory.persistent<double>(1, "norm"),
+                           .room = memory.persistent<std::byte>(std::int64_t(on.room()), "library workspace")};
   memory.graph(train_graph);
   model.train(op, memory, {s.batch, s.context, nullptr, nullptr}, {}, nullptr, 0, nullptr, nullptr);
   memory.graph(evaluate_graph);
@@ -90,64 +92,103 @@ lm_trainer::persistent_ids lm_trainer::record(lm_settings const& s, parameter_la
   return ids;
 }
 
-std::size_t lm_trainer::estimate(lm_settings const& s, int threads) {
+std::size_t lm_trainer::estimate(lm_settings const& s, device const& on) {
   step_memory memory;
   parameter_layout const layout(s.model());
-  record(s, layout, adamw(s.optimiser(), layout.list()), threads, memory);
+  record(s, layout, adamw(s.optimiser(), layout.list()), on, memory);
   return memory.peak();
 }
 
-lm_trainer::lm_trainer(lm_settings const& s, text_data const& data, lanewise::thread_pool& pool, memory_budget budget)
-    : settings_(s), data_(&data), on_(pool), layout_(s.model()), optimiser_(s.optimiser(), layout_.list()),
-      model_(s.model(), s.attention(), layout_), order_(order_of(s, data)) {
-  ids_ = record(s, layout_, optimiser_, pool.size(), memory_);
+lm_trainer::lm_trainer(lm_settings const& s, text_data const& data, device& on, memory_budget budget)
+    : settings_(s), data_(&data), on_(&on), layout_(s.model()), optimiser_(s.optimiser(), layout_.list()),
+      model_(s.model(), s.attention(), layout_), order_(order_of(s, data)), tokens_(std::size_t(s.batch * s.context)),
+      targets_(tokens_.size()), loss_(tokens_.size()), logits_(std::size_t(s.context * 256)) {
+  ids_ = record(s, layout_, optimiser_, on, memory_);
   std::size_t const available = budget.free > budget.reserve ? budget.free - budget.reserve : 0;
   std::string const numbers = "est " + mebibytes(memory_.peak()) + ", free " + mebibytes(budget.free) + ", reserve " +
                               mebibytes(budget.reserve);
-  if (memory_.peak() > available) throw out_of_memory(numbers + "; " + levers(s, pool.size(), available));
+  if (memory_.peak() > available) throw out_of_memory(numbers + "; " + levers(s, on, available));
   try {
-    memory_.bind();
+    memory_.bind(on.memory());
   } catch (named_error const& refused) {
     throw out_of_memory(numbers + ": " + refused.what());
   }
+  on.give_room(memory_.at<std::byte>(ids_.room));
   memory_.graph(probe_graph);
-  cpu_ops<float> const op(on_);
   attention_site const site = site_of(s);
-  kernels_ =
-      probe_attention(op, site, memory_.take<std::byte>(std::int64_t(probe_bytes(op, site)), "attention probe").get());
-  fill_rotary_table(s.context, s.head_dim, s.model().rope_theta, memory_.at<float>(ids_.rotary));
+  kernels_ = probe_attention(
+      on.op(), site, memory_.take<std::byte>(std::int64_t(probe_bytes(on.op(), site)), "attention probe").get());
+  std::vector<float> rotary(std::size_t(s.context * s.head_dim));
+  fill_rotary_table(s.context, s.head_dim, s.model().rope_theta, rotary.data());
+  on.op().upload(s.context * s.head_dim, rotary.data(), memory_.at<float>(ids_.rotary));
+  on.op().upload(optimiser_.segment_count(), optimiser_.segments().data(), memory_.at<segment>(ids_.segments));
+}
+
+float* lm_trainer::place_of(state_array which) const {
+  switch (which) {
+    case state_array::weights: return memory_.at<float>(ids_.weights);
+    case state_array::first_moments: return memory_.at<float>(ids_.m);
+    case state_array::second_moments: return memory_.at<float>(ids_.v);
+  }
+  return nullptr;
+}
+
+std::vector<float> lm_trainer::get(state_array which) const {
+  std::vector<float> values(std::size_t(layout_.count()));
+  on_->op().download(layout_.count(), static_cast<float const*>(place_of(which)), values.data());
+  return values;
+}
+
+void lm_trainer::set(state_array which, std::span<float const> values) {
+  on_->op().upload(layout_.count(), values.data(), place_of(which));
 }
 
 void lm_trainer::start() {
-  initialise(layout_, settings_.model(), std::uint64_t(settings_.seed), weights().data());
-  std::ranges::fill(first_moments(), 0.f);
-  std::ranges::fill(second_moments(), 0.f);
+  std::vector<float> weights(std::size_t(layout_.count()));
+  initialise(layout_, settings_.model(), std::uint64_t(settings_.seed), weights.data());
+  set(state_array::weights, weights);
+  on_->op().zero(layout_.count(), place_of(state_array::first_moments));
+  on_->op().zero(layout_.count(), place_of(state_array::second_moments));
 }
 
 token_batch lm_trainer::batch(std::int64_t windows) const {
   return {windows, settings_.context, memory_.at<std::int32_t>(ids_.tokens), memory_.at<std::int32_t>(ids_.targets)};
 }
 
+/// The first `windows` windows of tokens_ and targets_.
+void lm_trainer::upload_windows(std::int64_t windows) {
+  std::int64_t const count = windows * settings_.context;
+  on_->op().upload(count, tokens_.data(), memory_.at<std::int32_t>(ids_.tokens));
+  on_->op().upload(count, targets_.data(), memory_.at<std::int32_t>(ids_.targets));
+}
+
 step_result lm_trainer::step(std::int64_t t) {
   token_batch const in = batch(settings_.batch);
   for (std::int64_t i = 0; i < in.batch; ++i)
-    copy_window(data_->train, order_.begin_of(position_after(t - 1) + i), in.sequence,
-                memory_.at<std::int32_t>(ids_.tokens) + i * in.sequence,
-                memory_.at<std::int32_t>(ids_.targets) + i * in.sequence);
-  cpu_ops<float> const op(on_);
+    copy_window(data_->train, order_.begin_of(position_after(t - 1) + i), in.sequence, tokens_.data() + i * in.sequence,
+                targets_.data() + i * in.sequence);
+  upload_windows(in.batch);
+  ops<float> const& op = on_->op();
+  adamw_arrays const arrays{.segments = memory_.at<segment>(ids_.segments),
+                            .gradients = memory_.at<float>(ids_.gradients),
+                            .weights = place_of(state_array::weights),
+                            .m = place_of(state_array::first_moments),
+                            .v = place_of(state_array::second_moments),
+                            .squares = memory_.at<double>(ids_.squares),
+                            .norm = memory_.at<double>(ids_.norm)};
   float* const gradients = memory_.at<float>(ids_.gradients);
-  float* const loss = memory_.at<float>(ids_.loss);
   op.zero(layout_.count(), gradients);
   memory_.graph(train_graph);
-  model_.train(op, memory_, in, {weights().data()}, memory_.at<float>(ids_.rotary), 1.f / float(in.rows()), gradients,
-               loss);
-  double sum = 0;
-  for (std::int64_t i = 0; i < in.rows(); ++i) sum += double(loss[i]);
+  model_.train(op, memory_, in, {arrays.weights}, memory_.at<float>(ids_.rotary), 1.f / float(in.rows()), gradients,
+               memory_.at<float>(ids_.loss));
+  step_result r{.learning_rate = learning_rate_at(t, settings_.warmup, settings_.steps, settings_.learning_rate)};
+  optimiser_.update(op, t, r.learning_rate, arrays);
 
-  step_result r{sum / double(in.rows()),
-                learning_rate_at(t, settings_.warmup, settings_.steps, settings_.learning_rate), 0};
-  r.gradient_norm = optimiser_.update(on_, t, r.learning_rate, weights().data(), gradients, first_moments().data(),
-                                      second_moments().data(), memory_.at<double>(ids_.squares));
+  op.download(in.rows(), memory_.at<float>(ids_.loss), loss_.data());
+  op.download(1, arrays.norm, &r.gradient_norm);
+  double sum = 0;
+  for (std::int64_t i = 0; i < in.rows(); ++i) sum += double(loss_[std::size_t(i)]);
+  r.loss = sum / double(in.rows());
   if (!std::isfinite(r.loss) || !std::isfinite(r.gradient_norm))
     throw loss_not_finite("step " + std::to_string(t) + ": loss " + std::to_string(r.loss) + ", gradient norm " +
                           std::to_string(r.gradient_norm) +
@@ -159,19 +200,20 @@ double lm_trainer::validate(std::int64_t windows) {
   auto const size = std::int64_t(data_->validation.size());
   windows = std::min(windows, workers::piece_count(size - 1, settings_.context));
   token_batch const in = batch(settings_.batch);
-  float* const loss = memory_.at<float>(ids_.loss);
   double sum = 0;
   std::int64_t count = 0;
   for (std::int64_t first = 0; first < windows; first += in.batch) {
     for (std::int64_t i = 0; i < in.batch; ++i)  // beyond the last window: past the text, where nothing is a target
       copy_window(data_->validation, first + i < windows ? (first + i) * in.sequence : size, in.sequence,
-                  memory_.at<std::int32_t>(ids_.tokens) + i * in.sequence,
-                  memory_.at<std::int32_t>(ids_.targets) + i * in.sequence);
+                  tokens_.data() + i * in.sequence, targets_.data() + i * in.sequence);
+    upload_windows(in.batch);
     memory_.graph(evaluate_graph);
-    model_.evaluate(cpu_ops<float>(on_), memory_, in, {weights().data()}, memory_.at<float>(ids_.rotary), loss);
-    for (std::int64_t i = 0; i < in.rows(); ++i) {
-      sum += double(loss[i]);
-      count += in.targets[i] != no_target;
+    model_.evaluate(on_->op(), memory_, in, {place_of(state_array::weights)}, memory_.at<float>(ids_.rotary),
+                    memory_.at<float>(ids_.loss));
+    on_->op().download(in.rows(), memory_.at<float>(ids_.loss), loss_.data());
+    for (std::size_t i = 0; i < loss_.size(); ++i) {
+      sum += double(loss_[i]);
+      count += targets_[i] != no_target;
     }
   }
   return sum / double(count);
@@ -180,15 +222,16 @@ double lm_trainer::validate(std::int64_t windows) {
 std::string lm_trainer::sample(std::string const& prompt, std::int64_t bytes) {
   std::string text = '\0' + prompt;
   random_numbers draw(std::uint64_t(settings_.seed), stream::sampling);
-  std::int32_t* const tokens = memory_.at<std::int32_t>(ids_.tokens);
-  float* const logits = memory_.at<float>(ids_.logits);
   for (std::int64_t i = 0; i < bytes; ++i) {
     auto const used = std::min<std::int64_t>(std::int64_t(text.size()), settings_.context);
     for (std::int64_t j = 0; j < settings_.context; ++j)  // what follows the text changes nothing: attention is causal
-      tokens[j] = j < used ? std::uint8_t(text[text.size() - std::size_t(used - j)]) : 0;
+      tokens_[std::size_t(j)] = j < used ? std::uint8_t(text[text.size() - std::size_t(used - j)]) : 0;
+    upload_windows(1);
     memory_.graph(sample_graph);
-    model_.predict(cpu_ops<float>(on_), memory_, batch(1), {weights().data()}, memory_.at<float>(ids_.rotary), logits);
-    float* const row = logits + (used - 1) * 256;
+    model_.predict(on_->op(), memory_, batch(1), {place_of(state_array::weights)}, memory_.at<float>(ids_.rotary),
+                   memory_.at<float>(ids_.logits));
+    on_->op().download(settings_.context * 256, memory_.at<float>(ids_.logits), logits_.data());
+    float* const row = logits_.data() + (used - 1) * 256;
     float const most = *std::max_element(row, row + 256);
     for (int c = 0; c < 256; ++c) row[c] = (row[c] - most) / float(sampling_temperature);
     exponentials(256, row, row);

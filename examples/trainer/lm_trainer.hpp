@@ -4,11 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "adamw.hpp"
+#include "device.hpp"
 #include "model.hpp"
 #include "options.hpp"
 #include "text_data.hpp"
@@ -20,22 +22,24 @@ struct step_result {
   double loss, learning_rate, gradient_norm;  ///< loss: mean over the batch, in nats per byte
 };
 
-/// What memory there is for the plan, in bytes.
-struct memory_budget {
-  std::size_t free, reserve;  ///< the plan may take free - reserve
-};
+/// The --memory-mb of the settings, or what the device has available.
+memory_budget budget_of(lm_settings const& settings, device const& on);
 
-/// The --memory-mb of the settings, or what /proc/meminfo says is available, of which 256 MiB are left alone.
-memory_budget budget_of(lm_settings const& settings);
+/// The device that the settings name. Throws no-device.
+std::unique_ptr<device> device_of(lm_settings const& settings);
+
+/// The flat arrays that a checkpoint holds, laid out as layout() says.
+enum class state_array { weights, first_moments, second_moments };
 
 class lm_trainer {
  public:
   /// Plans everything and allocates it, once. Throws no-samples when a window does not fit the text, attn-unsupported,
   /// and out-of-memory with est, free, reserve and the settings that would fit.
-  lm_trainer(lm_settings const& settings, text_data const& data, lanewise::thread_pool& pool, memory_budget budget);
+  /// `on` outlives this.
+  lm_trainer(lm_settings const& settings, text_data const& data, device& on, memory_budget budget);
 
   /// Bytes that a run with these settings needs, without allocating them.
-  static std::size_t estimate(lm_settings const& settings, int threads);
+  static std::size_t estimate(lm_settings const& settings, device const& on);
 
   /// Draws the weights; the optimiser's averages are 0.
   void start();
@@ -50,9 +54,9 @@ class lm_trainer {
   std::string sample(std::string const& prompt, std::int64_t bytes);
 
   parameter_layout const& layout() const { return layout_; }
-  std::span<float> weights() { return {memory_.at<float>(ids_.weights), std::size_t(layout_.count())}; }
-  std::span<float> first_moments() { return {memory_.at<float>(ids_.m), std::size_t(layout_.count())}; }
-  std::span<float> second_moments() { return {memory_.at<float>(ids_.v), std::size_t(layout_.count())}; }
+  /// A copy of the array, layout().count() elements, and the reverse.
+  std::vector<float> get(state_array which) const;
+  void set(state_array which, std::span<float const> values);
   std::int64_t windows_per_epoch() const { return order_.windows_per_epoch(); }
   /// Windows that steps 1 ... t have used; with the seed it is the whole state of the order.
   std::int64_t position_after(std::int64_t t) const { return t * settings_.batch; }
@@ -63,15 +67,17 @@ class lm_trainer {
  private:
   enum graph : std::size_t { train_graph, evaluate_graph, sample_graph, probe_graph };
   struct persistent_ids {
-    lanewise::tensor_id weights, gradients, m, v, squares, rotary, tokens, targets, loss, logits;
+    lanewise::tensor_id weights, gradients, m, v, squares, rotary, tokens, targets, loss, logits, segments, norm, room;
   };
   static persistent_ids record(lm_settings const& s, parameter_layout const& layout, adamw const& optimiser,
-                               int threads, step_memory& memory);
+                               device const& on, step_memory& memory);
   token_batch batch(std::int64_t windows) const;
+  void upload_windows(std::int64_t windows);
+  float* place_of(state_array which) const;
 
   lm_settings settings_;
   text_data const* data_;
-  workers on_;
+  device* on_;
   parameter_layout layout_;
   adamw optimiser_;
   language_model<float> model_;
@@ -79,6 +85,8 @@ class lm_trainer {
   step_memory memory_;
   persistent_ids ids_;
   std::string kernels_;
+  std::vector<std::int32_t> tokens_, targets_;  ///< on the host, as they are uploaded
+  std::vector<float> loss_, logits_;            ///< on the host, as they are downloaded
 };
 
 }  // namespace trainer

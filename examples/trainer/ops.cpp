@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "blas.hpp"
 #include "exponential.hpp"
@@ -59,18 +60,13 @@ void rms_norm_row_backward(std::int64_t n, T const* x, T const* gain, T inverse,
 }  // namespace
 
 template <class T>
-void cpu_ops<T>::upload(std::int64_t count, T const* host, T* x) const {
-  if (!planning()) std::copy_n(host, count, x);
+void cpu_ops<T>::copy_in(std::size_t bytes, void const* host, void* x) const {
+  if (!planning()) std::memcpy(x, host, bytes);
 }
 
 template <class T>
-void cpu_ops<T>::upload(std::int64_t count, std::int32_t const* host, std::int32_t* x) const {
-  if (!planning()) std::copy_n(host, count, x);
-}
-
-template <class T>
-void cpu_ops<T>::download(std::int64_t count, T const* x, T* host) const {
-  if (!planning()) std::copy_n(x, count, host);
+void cpu_ops<T>::copy_out(std::size_t bytes, void const* x, void* host) const {
+  if (!planning()) std::memcpy(host, x, bytes);
 }
 
 template <class T>
@@ -273,6 +269,35 @@ void cpu_ops<T>::cross_entropy(std::int64_t rows, std::int64_t n, std::int32_t c
       T const factor = weight / sum;
       for (std::int64_t i = 0; i < n; ++i) row[i] *= factor;
       row[targets[r]] -= weight;
+    }
+  });
+}
+
+template <class T>
+void cpu_ops<T>::norm(std::int64_t segments, segment const* table, T const* x, double* squares, double* result) const {
+  if (planning()) return;
+  on_.each(segments, [=](std::int64_t i) {
+    double sum[4] = {};
+    for (std::int64_t j = table[i].begin; j < table[i].end; ++j) sum[j % 4] += double(x[j]) * double(x[j]);
+    squares[i] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  });
+  double sum = 0;
+  for (std::int64_t i = 0; i < segments; ++i) sum += squares[i];
+  *result = std::sqrt(sum);
+}
+
+template <class T>
+void cpu_ops<T>::adamw_update(std::int64_t segments, segment const* table, adamw_rates const& r, double const* norm,
+                              T const* gradients, T* weights, T* m, T* v) const {
+  if (planning() || !std::isfinite(*norm)) return;
+  T const clip = T(*norm > r.clip ? r.clip / *norm : 1), b1 = r.beta1, b2 = r.beta2;
+  on_.each(segments, [=](std::int64_t i) {
+    T const keep = table[i].decays ? r.keep : 1;
+    for (std::int64_t j = table[i].begin; j < table[i].end; ++j) {
+      T const g = gradients[j] * clip;
+      m[j] = b1 * m[j] + (1 - b1) * g;
+      v[j] = b2 * v[j] + (1 - b2) * g * g;
+      weights[j] = keep * weights[j] - r.rate * m[j] / (std::sqrt(v[j] * r.v_scale) + r.epsilon);
     }
   });
 }

@@ -39,8 +39,8 @@ struct head_shape {
   std::int64_t tokens, sequence;      ///< token t is at position t % sequence
   std::int64_t q_heads, kv_heads, n;  ///< n: head_dim
   double epsilon = norm_epsilon;
-  constexpr std::int64_t normed_heads() const { return q_heads + kv_heads; }
-  constexpr std::int64_t all_heads() const { return q_heads + 2 * kv_heads; }
+  LANEWISE_HD constexpr std::int64_t normed_heads() const { return q_heads + kv_heads; }
+  LANEWISE_HD constexpr std::int64_t all_heads() const { return q_heads + 2 * kv_heads; }
 };
 
 /// What mix reads and writes: a row of x holds in_groups groups of `channels` numbers, a row of y out_groups of them.
@@ -50,6 +50,18 @@ struct mix_shape {
   constexpr std::int64_t partial_count() const {
     return workers::piece_count(rows, row_grain) * in_groups * out_groups;
   }
+};
+
+/// Elements begin ... end-1 of a flat array of parameters, of one tensor; what one piece of the optimiser's work is.
+struct segment {
+  std::int64_t begin, end;
+  bool decays;
+};
+
+/// One step of AdamW: w = keep w - rate m / (sqrt(v v_scale) + epsilon), keep for segments that decay.
+struct adamw_rates {
+  double clip;  ///< largest norm of the gradient
+  float beta1, beta2, epsilon, rate, v_scale, keep;
 };
 
 /// Sines and cosines of the rotary embedding: table[position, 0 ... n/2-1] the cosines, then n/2 sines.
@@ -65,9 +77,14 @@ class ops {
   virtual bool planning() const = 0;
 
   /// x[count] on the device = the host's, and the reverse; the host's may be reused when the call returns.
-  virtual void upload(std::int64_t count, T const* host, T* x) const = 0;
-  virtual void upload(std::int64_t count, std::int32_t const* host, std::int32_t* x) const = 0;
-  virtual void download(std::int64_t count, T const* x, T* host) const = 0;
+  template <class U>
+  void upload(std::int64_t count, U const* host, U* x) const {
+    copy_in(std::size_t(count) * sizeof(U), host, x);
+  }
+  template <class U>
+  void download(std::int64_t count, U const* x, U* host) const {
+    copy_out(std::size_t(count) * sizeof(U), x, host);
+  }
 
   /// x[count] = 0.
   virtual void zero(std::int64_t count, T* x) const = 0;
@@ -142,6 +159,13 @@ class ops {
   /// y[count] = x rounded to the nearest bf16, ties to even.
   virtual void round_to_bf16(std::int64_t count, T const* x, T* y) const = 0;
 
+  /// *result = the root of the sum of x^2 over the segments, summed in double. squares: one double a segment.
+  virtual void norm(std::int64_t segments, segment const* table, T const* x, double* squares, double* result) const = 0;
+
+  /// One update of AdamW (adamw.hpp) with the gradient clipped by *norm; where that is not finite nothing changes.
+  virtual void adamw_update(std::int64_t segments, segment const* table, adamw_rates const& r, double const* norm,
+                            T const* gradients, T* weights, T* m, T* v) const = 0;
+
   /// What the site keeps and needs. Throws attn-unsupported when there is no kernel for its shape.
   virtual attention_needs attention(attention_site const& at) const = 0;
 
@@ -151,6 +175,10 @@ class ops {
   virtual char const* attention_backward(attention_site const& at, attention_inputs<T> const& in,
                                          lanewise::view<T const> o, T const* saved, lanewise::view<T const> d_o,
                                          attention_gradients<T> const& out, void* scratch) const = 0;
+
+ private:
+  virtual void copy_in(std::size_t bytes, void const* host, void* x) const = 0;
+  virtual void copy_out(std::size_t bytes, void const* x, void* host) const = 0;
 };
 
 /// On the CPU: matrix products through OpenBLAS.
@@ -160,9 +188,6 @@ class cpu_ops : public ops<T> {
   explicit cpu_ops(workers on) : on_(on) {}
   bool planning() const override { return on_.planning(); }
 
-  void upload(std::int64_t count, T const* host, T* x) const override;
-  void upload(std::int64_t count, std::int32_t const* host, std::int32_t* x) const override;
-  void download(std::int64_t count, T const* x, T* host) const override;
   void zero(std::int64_t count, T* x) const override;
   void linear(std::int64_t rows, std::int64_t in, std::int64_t out, T const* x, T const* w, T const* residual,
               T* y) const override;
@@ -194,6 +219,9 @@ class cpu_ops : public ops<T> {
                    std::int64_t y_stride) const override;
   void widen(std::int64_t count, lanewise::bf16 const* x, T* y) const override;
   void round_to_bf16(std::int64_t count, T const* x, T* y) const override;
+  void norm(std::int64_t segments, segment const* table, T const* x, double* squares, double* result) const override;
+  void adamw_update(std::int64_t segments, segment const* table, adamw_rates const& r, double const* norm,
+                    T const* gradients, T* weights, T* m, T* v) const override;
   attention_needs attention(attention_site const& at) const override;
   char const* attention_forward(attention_site const& at, attention_inputs<T> const& in, lanewise::view<T> o, T* saved,
                                 void* scratch) const override;
@@ -202,6 +230,8 @@ class cpu_ops : public ops<T> {
                                  void* scratch) const override;
 
  private:
+  void copy_in(std::size_t bytes, void const* host, void* x) const override;
+  void copy_out(std::size_t bytes, void const* x, void* host) const override;
   workers on_;
 };
 

@@ -70,6 +70,9 @@ void check(lm_settings const& s) {
   require(s.validation_share < 0.9, "--validation: " + text_of(s.validation_share) + " leaves too little to train on");
   require(s.warmup <= s.steps, "--warmup: " + text_of(s.warmup) + " is more than --steps " + text_of(s.steps));
   require(s.attn == "flash" || s.attn == "exact", "--attn: " + s.attn + " is neither flash nor exact");
+  require(s.device == "cpu" || s.device == "cuda", "--device: " + s.device + " is neither cpu nor cuda");
+  require(s.precision == "f32" || s.precision == "tf32", "--precision: " + s.precision + " is neither f32 nor tf32");
+  require(s.precision == "f32" || s.device == "cuda", "--precision tf32 needs --device cuda");
   require(s.ablate == "none" || s.ablate == "attention", "--ablate: " + s.ablate + " is neither none nor attention");
   require(s.documents == "file" || s.documents == "percent",
           "--documents: " + s.documents + " is neither file nor percent");
@@ -194,6 +197,8 @@ lm_settings resolve(lm_options const& o) {
   s.documents = o.documents.value_or(o.data.empty() ? "percent" : "file");
   s.attn = o.attn.value_or("flash");
   s.ablate = o.ablate.value_or("none");
+  s.device = o.device.value_or("cpu");
+  s.precision = o.precision.value_or("f32");
   s.threads = o.threads.value_or(std::max(1u, std::thread::hardware_concurrency()));
   check(s);
   return s;

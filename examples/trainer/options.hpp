@@ -21,7 +21,7 @@ namespace trainer {
 /// Wrap is std::optional for what was asked, or `plain` for what will be done.
 template <template <class> class Wrap>
 struct lm_fields {
-  Wrap<std::string> preset, documents, attn, ablate, prompt;
+  Wrap<std::string> preset, documents, attn, ablate, prompt, device, precision;
   Wrap<std::int64_t> max_len, seed, layers, hidden, heads, kv_heads, head_dim, ffn, context, batch, steps, warmup;
   Wrap<double> validation_share, learning_rate, weight_decay, clip;
   Wrap<std::int64_t> threads, validate_every, checkpoint_every, keep_last, log_every, sample_bytes;
@@ -94,6 +94,11 @@ void for_each_field(F&& f, Sets&... sets) {
   f(field{"Training", "validate-every",
           "steps between looks at part of the validation text. Default: an eighth of --steps"},
     sets.validate_every...);
+  f(field{"Machine", "device", "cpu, or cuda: the current NVIDIA GPU (lanewise-train-cuda)", is_value}, sets.device...);
+  f(field{"Machine", "precision",
+          "f32, or with --device cuda tf32: products and attention read their operands with 10 bits of mantissa",
+          is_value},
+    sets.precision...);
   f(field{"Machine", "threads", "the result does not depend on it. Default: the processors at hand", unset, no_result},
     sets.threads...);
   f(field{"Machine", "memory-mb",

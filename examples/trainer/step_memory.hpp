@@ -4,11 +4,12 @@
 // what is used, and a step allocates nothing.
 //
 //   memory.graph(0); train_step(...);  memory.graph(1); evaluate(...);     // recording; graphs follow one another in
-//   memory.bind(budget);                                                   // time, so they share their room
+//   memory.plan(); memory.bind(device.memory());                           // time, so they share their room
 //   memory.graph(0); train_step(...);  memory.graph(0); train_step(...);   // for real, in any order
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <lanewise/memory/arena.hpp>
@@ -22,6 +23,33 @@
 #include "error.hpp"
 
 namespace trainer {
+
+/// Where a plan's bytes lie: the host's memory, or a GPU's.
+class plan_memory {
+ public:
+  virtual ~plan_memory() = default;
+  /// `bytes` zeroed bytes, a multiple of `align`, which they are aligned to. Throws out-of-memory.
+  virtual std::byte* allocate(std::size_t bytes, std::size_t align) const = 0;
+  virtual void release(std::byte* p) const noexcept = 0;
+  /// Every byte = value, after whatever was queued before.
+  virtual void fill(void* p, std::uint8_t value, std::size_t bytes) const noexcept = 0;
+};
+
+/// The host's memory; it has no state.
+inline plan_memory const& host_memory() {
+  class host final : public plan_memory {
+    std::byte* allocate(std::size_t bytes, std::size_t align) const override {
+      auto* const p = static_cast<std::byte*>(std::aligned_alloc(align, bytes));
+      if (!p) throw out_of_memory("the system refused a buffer of " + std::to_string(bytes) + " bytes");
+      std::memset(p, 0, bytes);
+      return p;
+    }
+    void release(std::byte* p) const noexcept override { std::free(p); }
+    void fill(void* p, std::uint8_t value, std::size_t bytes) const noexcept override { std::memset(p, value, bytes); }
+  };
+  static host const memory;
+  return memory;
+}
 
 class step_memory;
 
@@ -101,13 +129,10 @@ class step_memory {
   lanewise::arena_plan const& planned() const { return plan_; }
   std::size_t peak() const { return plan_.peak(); }
 
-  /// Allocates exactly peak() bytes, zeroed. Throws out-of-memory.
-  void bind() {
-    std::size_t const align = plan_.alignment();
-    std::size_t const bytes = (peak() + align - 1) / align * align;
-    storage_.reset(static_cast<std::byte*>(std::aligned_alloc(align, bytes)));
-    if (!storage_) throw out_of_memory("the system refused a buffer of " + std::to_string(bytes) + " bytes");
-    std::memset(storage_.get(), 0, bytes);
+  /// Allocates exactly peak() bytes, zeroed. `from` outlives this. Throws out-of-memory.
+  void bind(plan_memory const& from = host_memory()) {
+    std::size_t const align = plan_.alignment(), bytes = (peak() + align - 1) / align * align;
+    storage_ = {from.allocate(bytes, align), deleter(&from)};
     if (lanewise::status s = plan_.bind(storage_.get(), bytes, arena_); !s) throw out_of_memory(s.message());
   }
   bool bound() const { return storage_ != nullptr; }
@@ -124,12 +149,15 @@ class step_memory {
       builder_.op({takes_[index]}, {}, "release");
     } else if (poison_) {
       lanewise::placement const& p = plan_[takes_[index]];
-      std::memset(arena_.at<std::byte>(takes_[index]), 0xff, p.bytes);
+      storage_.get_deleter().from->fill(arena_.at<std::byte>(takes_[index]), 0xff, p.bytes);
     }
   }
 
   struct deleter {
-    void operator()(std::byte* p) const { std::free(p); }
+    plan_memory const* from;
+    deleter() : from(nullptr) {}
+    explicit deleter(plan_memory const* from) : from(from) {}
+    void operator()(std::byte* p) const { from->release(p); }
   };
   lanewise::arena_builder builder_;
   lanewise::arena_plan plan_;

@@ -25,8 +25,10 @@ TEST_CASE("three steps equal the equations in f64; gains are not decayed; the no
   adamw_settings const s{.beta1 = 0.8, .beta2 = 0.9, .epsilon = 1e-6, .weight_decay = 0.3, .clip = 2.0};
   adamw const optimiser(s, layout.list());
   lanewise::thread_pool pool(3);
+  cpu_ops<float> const op{workers(pool)};
   std::vector<float> w = test::normal<float>(n, 1), m(n), v(n);
-  std::vector<double> squares(std::size_t(optimiser.square_count()));
+  std::vector<double> squares(std::size_t(optimiser.segment_count()));
+  double norm = 0;
   std::vector<double> w64(w.begin(), w.end()), m64(n), v64(n);
   std::vector<bool> decays(n);
   for (parameter const& p : layout.all())
@@ -37,8 +39,8 @@ TEST_CASE("three steps equal the equations in f64; gains are not decayed; the no
     double square = 0;
     for (float e : g) square += double(e) * double(e);
     double const rate = 0.01 * t;
-    double const norm =
-        optimiser.update(workers(pool), t, rate, w.data(), g.data(), m.data(), v.data(), squares.data());
+    optimiser.update(op, t, rate,
+                     {optimiser.segments().data(), g.data(), w.data(), m.data(), v.data(), squares.data(), &norm});
     CHECK(norm == doctest::Approx(std::sqrt(square)).epsilon(1e-12));
     CHECK((norm > s.clip) == (t < 3));
     for (std::size_t i = 0; i < n; ++i) {
@@ -60,11 +62,15 @@ TEST_CASE("a gradient that is not finite changes nothing") {
   std::size_t const n = std::size_t(layout.count());
   adamw const optimiser({}, layout.list());
   lanewise::thread_pool pool(2);
+  cpu_ops<float> const op{workers(pool)};
   std::vector<float> w = test::normal<float>(n, 1), g = test::normal<float>(n, 2), m(n), v(n);
-  std::vector<double> squares(std::size_t(optimiser.square_count()));
+  std::vector<double> squares(std::size_t(optimiser.segment_count()));
+  double norm = 0;
   g[n / 2] = NAN;
   std::vector<float> const before = w;
-  CHECK(std::isnan(optimiser.update(workers(pool), 1, 0.1, w.data(), g.data(), m.data(), v.data(), squares.data())));
+  optimiser.update(op, 1, 0.1,
+                   {optimiser.segments().data(), g.data(), w.data(), m.data(), v.data(), squares.data(), &norm});
+  CHECK(std::isnan(norm));
   CHECK(w == before);
   CHECK(m == std::vector<float>(n));
 }

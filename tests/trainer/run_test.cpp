@@ -49,10 +49,10 @@ constexpr memory_budget plenty{std::size_t(1) << 32, 0};
 
 struct run {
   lm_settings s;
-  lanewise::thread_pool pool;
+  std::unique_ptr<device> on;
   lm_trainer trainer;
   explicit run(lm_settings const& s, text_data const& data = counting())
-      : s(s), pool(int(s.threads)), trainer(s, data, pool, plenty) {
+      : s(s), on(device_of(s)), trainer(s, data, *on, plenty) {
     trainer.start();
   }
   std::vector<double> steps(std::int64_t from, std::int64_t to) {
@@ -60,9 +60,11 @@ struct run {
     for (std::int64_t t = from; t <= to; ++t) losses.push_back(trainer.step(t).loss);
     return losses;
   }
-  std::vector<float> weights() {
-    auto const w = trainer.weights();
-    return {w.begin(), w.end()};
+  std::vector<float> weights() const { return trainer.get(state_array::weights); }
+  void set_weight(std::size_t i, float value) {
+    std::vector<float> w = weights();
+    w[i] = value;
+    trainer.set(state_array::weights, w);
   }
 };
 
@@ -94,7 +96,7 @@ TEST_CASE("a run continued from a checkpoint equals the one that never stopped, 
   CHECK(header.options == to_json(first.s));
   CHECK(header.data == "d");
   CHECK(header.log == "log\n");
-  second.trainer.weights()[0] = 99;
+  second.set_weight(0, 99);
   load_weights(*path, second.trainer);
   std::vector<double> const rest = second.steps(6, 12);
   CHECK(rest == std::vector<double>(losses.begin() + 5, losses.end()));
@@ -126,25 +128,25 @@ TEST_CASE("validation is the mean over every byte but the first, whatever the ba
 
 TEST_CASE("the plan is refused exactly when it is larger than free less reserve, with the numbers and a way out") {
   lm_settings const s = settings();
-  std::size_t const need = lm_trainer::estimate(s, 2);
-  lanewise::thread_pool pool(2);
+  std::unique_ptr<device> const on = make_cpu_device(2);
+  std::size_t const need = lm_trainer::estimate(s, *on);
   std::mt19937_64 engine(1);
   for (int i = 0; i < 40; ++i) {
     std::size_t const budget = i == 0 ? need : i == 1 ? need - 1 : need / 2 + engine() % need;
     std::size_t const reserve = i < 2 ? 0 : engine() % (need / 4);
-    auto const make = [&] { lm_trainer(s, counting(), pool, {budget, reserve}); };
+    auto const make = [&] { lm_trainer(s, counting(), *on, {budget, reserve}); };
     CAPTURE(budget);
     CHECK((error_of(make) == "no error") == (budget >= reserve + need));
   }
-  std::string const error = error_of([&] { lm_trainer(s, counting(), pool, {need - 1, 0}); });
+  std::string const error = error_of([&] { lm_trainer(s, counting(), *on, {need - 1, 0}); });
   CHECK(has(error, "out-of-memory: est "));
   CHECK(has(error, ", free "));
   CHECK(has(error, ", reserve 0.0 MiB; these would fit: --batch 2 ("));
   lm_settings smaller = s;
   smaller.batch = 2;
-  CHECK_NOTHROW(lm_trainer(smaller, counting(), pool, {need - 1, 0}));
+  CHECK_NOTHROW(lm_trainer(smaller, counting(), *on, {need - 1, 0}));
   CHECK(has(error_of([&] {
-              lm_trainer(s, counting(), pool, {1000, 0});
+              lm_trainer(s, counting(), *on, {1000, 0});
             }),
             "no smaller --batch, --context or --layers fits alone"));
 }
@@ -161,7 +163,7 @@ TEST_CASE("a window that is longer than the text is refused, not cut") {
 
 TEST_CASE("a loss that is not finite ends the run by name") {
   run r(settings());
-  r.trainer.weights()[3] = NAN;
+  r.set_weight(3, NAN);
   CHECK(has(error_of([&] { r.steps(1, 1); }), "loss-not-finite: step 1: "));
 }
 

@@ -1,0 +1,37 @@
+#include <fstream>
+
+#include "device.hpp"
+#include "error.hpp"
+
+namespace trainer {
+namespace {
+
+class cpu_device final : public device {
+ public:
+  explicit cpu_device(int threads)
+      : pool_(threads), op_(workers(pool_)), planner_(workers::planning_for(threads)), threads_(threads) {}
+  ops<float> const& op() const override { return op_; }
+  ops<float> const& planner() const override { return planner_; }
+  plan_memory const& memory() const override { return host_memory(); }
+  memory_budget budget() const override {
+    std::ifstream in("/proc/meminfo");
+    std::string name;
+    for (std::size_t kibibytes; in >> name >> kibibytes; in.ignore(64, '\n'))
+      if (name == "MemAvailable:") return {kibibytes * 1024, std::size_t(256) << 20};
+    throw out_of_memory("/proc/meminfo does not say what is available; give a budget with --memory-mb");
+  }
+  std::size_t room() const override { return 0; }
+  void give_room(void*) override {}
+  std::string describe() const override { return "CPU, " + std::to_string(threads_) + " threads"; }
+
+ private:
+  lanewise::thread_pool pool_;
+  cpu_ops<float> op_, planner_;
+  int threads_;
+};
+
+}  // namespace
+
+std::unique_ptr<device> make_cpu_device(int threads) { return std::make_unique<cpu_device>(threads); }
+
+}  // namespace trainer

@@ -1,0 +1,105 @@
+// The current NVIDIA GPU as a device: one stream, one cuBLAS handle with a workspace out of the plan.
+#include "device.hpp"
+
+#include "cuda_ops.hpp"
+#include "error.hpp"
+
+namespace trainer {
+namespace {
+
+void require(cublasStatus_t status, char const* what) {
+  if (status != CUBLAS_STATUS_SUCCESS)
+    throw std::runtime_error(std::string(what) + ": " + cublasGetStatusString(status));
+}
+
+/// A stream and a cuBLAS handle on it, for as long as the run.
+class queue_owner {
+ public:
+  queue_owner() {
+    trainer::require(cudaStreamCreateWithFlags(&queue_.stream, cudaStreamNonBlocking), "a stream");
+    require(cublasCreate(&queue_.blas), "cuBLAS");
+    require(cublasSetStream(queue_.blas, queue_.stream), "cuBLAS");
+    require(cublasSetAtomicsMode(queue_.blas, CUBLAS_ATOMICS_NOT_ALLOWED), "cuBLAS");
+  }
+  ~queue_owner() {
+    cublasDestroy(queue_.blas);
+    cudaStreamDestroy(queue_.stream);
+  }
+  queue_owner(queue_owner const&) = delete;
+  queue_owner& operator=(queue_owner const&) = delete;
+  cuda_queue const& get() const { return queue_; }
+
+ private:
+  cuda_queue queue_;
+};
+
+class gpu_memory final : public plan_memory {
+ public:
+  explicit gpu_memory(cudaStream_t stream) : stream_(stream) {}
+  std::byte* allocate(std::size_t bytes, std::size_t) const override {
+    void* p = nullptr;
+    if (cudaError_t const error = cudaMalloc(&p, bytes); error != cudaSuccess) {
+      cudaGetLastError();  // a refused allocation leaves an error behind that the next launch would report
+      throw out_of_memory("the GPU refused a buffer of " + std::to_string(bytes) +
+                          " bytes: " + cudaGetErrorString(error));
+    }
+    fill(p, 0, bytes);
+    return static_cast<std::byte*>(p);
+  }
+  void release(std::byte* p) const noexcept override { cudaFree(p); }
+  void fill(void* p, std::uint8_t value, std::size_t bytes) const noexcept override {
+    cudaMemsetAsync(p, value, bytes, stream_);
+  }
+
+ private:
+  cudaStream_t stream_;
+};
+
+class cuda_device final : public device {
+ public:
+  cuda_device(arithmetic how, cudaDeviceProp const& properties)
+      : name_(properties.name),
+        how_(how), target_{10 * properties.major + properties.minor, properties.multiProcessorCount},
+        memory_(queue_.get().stream), op_(how, target_, queue_.get()), planner_(how, target_) {}
+  ~cuda_device() override { cudaStreamSynchronize(queue_.get().stream); }
+
+  ops<float> const& op() const override { return op_; }
+  ops<float> const& planner() const override { return planner_; }
+  plan_memory const& memory() const override { return memory_; }
+  memory_budget budget() const override {
+    std::size_t free = 0, total = 0;
+    trainer::require(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    return {free, std::size_t(256) << 20};
+  }
+  /// What NVIDIA advises: 32 MiB on compute capability 9, 4 MiB before it.
+  std::size_t room() const override { return std::size_t(target_.sm >= 90 ? 32 : 4) << 20; }
+  void give_room(void* room) override { require(cublasSetWorkspace(queue_.get().blas, room, this->room()), "cuBLAS"); }
+  std::string describe() const override {
+    return name_ + ", products and attention in " + (how_ == arithmetic::tf32 ? "tf32" : "f32");
+  }
+
+ private:
+  std::string name_;
+  arithmetic how_;
+  lanewise::cuda_target target_;
+  queue_owner queue_;
+  gpu_memory memory_;
+  cuda_ops op_, planner_;
+};
+
+}  // namespace
+
+std::unique_ptr<device> make_cuda_device(arithmetic how) {
+  int count = 0, current = 0;
+  cudaError_t const error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess || count == 0)
+    throw no_device(std::string("--device cuda: no NVIDIA GPU can be used (") +
+                    (error == cudaSuccess ? "none is there" : cudaGetErrorString(error)) +
+                    "); nvidia-smi shows what the driver sees, --device cpu needs none");
+  cudaDeviceProp properties{};
+  trainer::require(cudaGetDevice(&current), "the current GPU");
+  trainer::require(cudaGetDeviceProperties(&properties, current), "the current GPU");
+  return std::make_unique<cuda_device>(how, properties);
+}
+
+}  // namespace trainer

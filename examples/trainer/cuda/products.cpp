@@ -1,0 +1,69 @@
+// Matrix products through cuBLAS, and the copies. cuBLAS works in column-major order: a row-major c = a b is its
+// c^T = b^T a^T on the same memory, so the operands change places. It gives the same bits for the same shape, since one
+// stream with a workspace of its own runs every product and atomic sums are off.
+#include "cuda_ops.hpp"
+
+namespace trainer {
+namespace {
+
+void require(cublasStatus_t status, char const* what) {
+  if (status != CUBLAS_STATUS_SUCCESS)
+    throw std::runtime_error(std::string(what) + ": " + cublasGetStatusString(status));
+}
+
+cublasOperation_t operation(transpose t) { return t == transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N; }
+
+}  // namespace
+
+void cuda_ops::copy_in(std::size_t bytes, void const* host, void* x) const {
+  if (!planning())
+    trainer::require(cudaMemcpyAsync(x, host, bytes, cudaMemcpyHostToDevice, queue_->stream), "a copy to the GPU");
+}
+
+void cuda_ops::copy_out(std::size_t bytes, void const* x, void* host) const {
+  if (planning()) return;
+  trainer::require(cudaMemcpyAsync(host, x, bytes, cudaMemcpyDeviceToHost, queue_->stream), "a copy from the GPU");
+  trainer::require(cudaStreamSynchronize(queue_->stream), "the work before a copy from the GPU");
+}
+
+void cuda_ops::zero(std::int64_t count, float* x) const {
+  if (!planning())
+    trainer::require(cudaMemsetAsync(x, 0, std::size_t(count) * sizeof(float), queue_->stream), "cudaMemsetAsync");
+}
+
+void cuda_ops::batched_product(product_shape const& s, float alpha, batched_matrix<float const> a,
+                               batched_matrix<float const> b, float beta, batched_matrix<float> c) const {
+  if (planning() || s.m == 0 || s.n == 0 || s.count == 0) return;
+  cublasComputeType_t const compute = how_ == arithmetic::tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+  require(cublasGemmStridedBatchedEx_64(queue_->blas, operation(s.tb), operation(s.ta), s.n, s.m, s.k, &alpha, b.data,
+                                        CUDA_R_32F, b.row, b.step, a.data, CUDA_R_32F, a.row, a.step, &beta, c.data,
+                                        CUDA_R_32F, c.row, c.step, s.count, compute, CUBLAS_GEMM_DEFAULT),
+          "cuBLAS");
+}
+
+void cuda_ops::product(transpose ta, transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
+                       float const* a, std::int64_t lda, float const* b, std::int64_t ldb, float beta, float* c,
+                       std::int64_t ldc) const {
+  if (planning() || m == 0 || n == 0) return;
+  cublasComputeType_t const compute = how_ == arithmetic::tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+  require(cublasGemmEx_64(queue_->blas, operation(tb), operation(ta), n, m, k, &alpha, b, CUDA_R_32F, ldb, a,
+                          CUDA_R_32F, lda, &beta, c, CUDA_R_32F, ldc, compute, CUBLAS_GEMM_DEFAULT),
+          "cuBLAS");
+}
+
+void cuda_ops::linear(std::int64_t rows, std::int64_t in, std::int64_t out, float const* x, float const* w,
+                      float const* residual, float* y) const {
+  if (residual && !planning())
+    trainer::require(
+        cudaMemcpyAsync(y, residual, std::size_t(rows * out) * sizeof(float), cudaMemcpyDeviceToDevice, queue_->stream),
+        "a copy on the GPU");
+  product(transpose::no, transpose::yes, rows, out, in, 1, x, in, w, in, residual ? 1.f : 0.f, y, out);
+}
+
+void cuda_ops::linear_backward(std::int64_t rows, std::int64_t in, std::int64_t out, float const* x, float const* w,
+                               float const* d_y, float* d_x, float* d_w) const {
+  if (d_w) product(transpose::yes, transpose::no, out, in, rows, 1, d_y, out, x, in, 1, d_w, in);
+  if (d_x) product(transpose::no, transpose::no, rows, in, out, 1, d_y, out, w, in, 0, d_x, in);
+}
+
+}  // namespace trainer

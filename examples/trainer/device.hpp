@@ -1,0 +1,46 @@
+// What a run computes on: the CPU, or a GPU. It owns the queue of work, and says what memory there is.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "ops.hpp"
+#include "step_memory.hpp"
+
+namespace trainer {
+
+/// What memory there is for a plan, in bytes.
+struct memory_budget {
+  std::size_t free, reserve;  ///< the plan may take free - reserve
+};
+
+class device {
+ public:
+  virtual ~device() = default;
+  virtual ops<float> const& op() const = 0;
+  /// The same ops while a plan is recorded.
+  virtual ops<float> const& planner() const = 0;
+  virtual plan_memory const& memory() const = 0;
+  /// What is free now, and how much of it is to be left alone.
+  virtual memory_budget budget() const = 0;
+  /// Bytes of memory() that op() works in as long as it runs; planned with the rest, then given once. 0: none.
+  virtual std::size_t room() const = 0;
+  virtual void give_room(void* room) = 0;
+  /// For the log: what it is.
+  virtual std::string describe() const = 0;
+};
+
+/// The CPU with so many threads. The result does not depend on their number.
+std::unique_ptr<device> make_cpu_device(int threads);
+
+/// How products and attention read f32 numbers on a GPU.
+enum class arithmetic {
+  f32,  ///< as they are
+  tf32  ///< rounded to 10 bits of mantissa, sums in f32: several times faster
+};
+
+/// The current NVIDIA GPU. Throws no-device where there is none, or where the program was built without CUDA.
+std::unique_ptr<device> make_cuda_device(arithmetic how);
+
+}  // namespace trainer
