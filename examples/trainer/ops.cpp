@@ -1,6 +1,7 @@
 #include "ops.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -23,6 +24,14 @@ void add_partial_rows(workers const& on, std::int64_t rows, std::int64_t n, std:
   if (on.planning()) return;
   for (std::int64_t r = 0; r < rows; ++r)
     for (std::int64_t i = 0; i < n; ++i) total[i] += partial[r * stride + i];
+}
+
+/// A row of a rotary table that turns nothing, for head_dim n of at most 256.
+template <class T>
+std::array<T, 256> no_rotation(std::int64_t n) {
+  std::array<T, 256> row{};
+  std::fill_n(row.begin(), n / 2, T(1));
+  return row;
 }
 
 /// 1 / sqrt(mean(x^2) + eps).
@@ -146,8 +155,9 @@ void cpu_ops<T>::head_norm(head_shape s, T const* qkv, T const* q_gain, T const*
                            T* inverse) const {
   on_.pieces(s.tokens, row_grain, [=](std::int64_t begin, std::int64_t end, std::int64_t) {
     std::int64_t const half = s.n / 2;
+    std::array<T, 256> const still = no_rotation<T>(s.n);
     for (std::int64_t t = begin; t < end; ++t) {
-      T const *const cosine = rotary + (t % s.sequence) * s.n, *const sine = cosine + half;
+      T const *const cosine = rotary ? rotary + (t % s.sequence) * s.n : still.data(), *const sine = cosine + half;
       for (std::int64_t h = 0; h < s.normed_heads(); ++h) {
         T const* const x = qkv + (t * s.all_heads() + h) * s.n;
         T const* const gain = h < s.q_heads ? q_gain : k_gain;
@@ -169,10 +179,11 @@ void cpu_ops<T>::head_norm_backward(head_shape s, T const* qkv, T const* q_gain,
                                     T* partial) const {
   on_.pieces(s.tokens, row_grain, [=](std::int64_t begin, std::int64_t end, std::int64_t piece) {
     std::int64_t const half = s.n / 2;
+    std::array<T, 256> const still = no_rotation<T>(s.n);
     T* const sums = d_q_gain ? partial + piece * 2 * s.n : nullptr;
     if (sums) std::fill(sums, sums + 2 * s.n, T(0));
     for (std::int64_t t = begin; t < end; ++t) {
-      T const *const cosine = rotary + (t % s.sequence) * s.n, *const sine = cosine + half;
+      T const *const cosine = rotary ? rotary + (t % s.sequence) * s.n : still.data(), *const sine = cosine + half;
       for (std::int64_t h = 0; h < s.normed_heads(); ++h) {
         T const* const d_y = d_qk + (t * s.normed_heads() + h) * s.n;
         T unrotated[256];  // head_dim is at most 256

@@ -107,7 +107,8 @@ class ops {
                                  T const* d_y, T* d_x, T* d_gain, T* partial) const = 0;
 
   /// qk[tokens, q_heads + kv_heads, n]: the queries and keys of qkv[tokens, all heads, n], normed with q_gain[n] and
-  /// k_gain[n] while each head is contiguous, then rotated. inverse[tokens, q_heads + kv_heads] is for the backward.
+  /// k_gain[n] while each head is contiguous, then rotated; where rotary is null, not. q_heads or kv_heads may be 0.
+  /// inverse[tokens, q_heads + kv_heads] is for the backward.
   virtual void head_norm(head_shape s, T const* qkv, T const* q_gain, T const* k_gain, T const* rotary, T* qk,
                          T* inverse) const = 0;
 

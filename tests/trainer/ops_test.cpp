@@ -145,6 +145,33 @@ TEST_CASE_FIXTURE(fixture, "head_norm: the norm comes before the rotation, on co
   check_gradient("k_gain", k_gain, d_k_gain, loss);
 }
 
+TEST_CASE_FIXTURE(fixture,
+                  "head_norm without a table equals position 0, which turns nothing; queries or keys may be alone") {
+  for (auto [q_heads, kv_heads] : {std::array{2, 1}, std::array{3, 0}, std::array{0, 2}}) {
+    head_shape const s{.tokens = rows, .sequence = 1, .q_heads = q_heads, .kv_heads = kv_heads, .n = 6};
+    std::size_t const wide = std::size_t(s.tokens * s.all_heads() * s.n),
+                      normed = std::size_t(s.tokens * s.normed_heads() * s.n);
+    std::vector<double> const qkv = normal<double>(wide, 1), q_gain = normal<double>(6, 2),
+                              k_gain = normal<double>(6, 3), d_qk = normal<double>(normed, 4);
+    std::vector<double> table(6);
+    fill_rotary_table(1, 6, 100.0, table.data());
+    auto const run = [&](double const* rotary) {
+      std::vector<double> qk(normed), inverse(normed / 6), d_qkv(wide), d_q(6), d_k(6),
+          partial(std::size_t(partial_count(rows, 12)));
+      op.head_norm(s, qkv.data(), q_gain.data(), k_gain.data(), rotary, qk.data(), inverse.data());
+      op.head_norm_backward(s, qkv.data(), q_gain.data(), k_gain.data(), rotary, inverse.data(), d_qk.data(),
+                            d_qkv.data(), d_q.data(), d_k.data(), partial.data());
+      qk.insert(qk.end(), d_qkv.begin(), d_qkv.end());
+      qk.insert(qk.end(), d_q.begin(), d_q.end());
+      qk.insert(qk.end(), d_k.begin(), d_k.end());
+      return qk;
+    };
+    std::vector<double> const with = run(table.data());
+    CHECK(std::any_of(with.begin(), with.end(), [](double x) { return x != 0; }));
+    CHECK(run(nullptr) == with);
+  }
+}
+
 TEST_CASE_FIXTURE(fixture, "swiglu: y = up * gate / (1 + exp(-gate)), with its gradient") {
   constexpr std::int64_t n = 9;
   std::vector<double> gate_up = normal<double>(rows * 2 * n, 1, 3.0);

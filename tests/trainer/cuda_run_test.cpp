@@ -1,0 +1,141 @@
+// Training on the GPU: the CPU's loss curve within rounding, the plan met to the byte, resuming without a changed bit.
+#include <cuda_runtime.h>
+
+#include <cmath>
+
+#include "checkpoint.hpp"
+#include "error.hpp"
+#include "lm_trainer.hpp"
+#include "support.hpp"
+
+using namespace trainer;
+
+namespace {
+
+text_data const& counting() {
+  static text_data const data = [] {
+    test::scratch dir;
+    std::string text;
+    for (int i = 0; i < 3000; ++i) text += std::to_string(i * 7919 % 10007) + (i % 10 == 9 ? "\n%\n" : " ");
+    text_request request;
+    request.paths = {dir.write("numbers", text)};
+    request.rule = document_rule::percent;
+    return load_text(request);
+  }();
+  return data;
+}
+
+lm_settings settings(std::string const& device, std::vector<std::string> const& more = {}) {
+  lm_options o = parse_lm(more);
+  o.preset = "tiny";
+  o.steps = 50;
+  o.threads = 2;
+  o.device = device;
+  return resolve(o);
+}
+
+struct run {
+  lm_settings s;
+  std::unique_ptr<device> on;
+  lm_trainer trainer;
+  explicit run(lm_settings const& s) : s(s), on(device_of(s)), trainer(s, counting(), *on, {std::size_t(1) << 33, 0}) {
+    trainer.start();
+  }
+  std::vector<double> steps(std::int64_t from, std::int64_t to) {
+    std::vector<double> losses;
+    for (std::int64_t t = from; t <= to; ++t) losses.push_back(trainer.step(t).loss);
+    return losses;
+  }
+  std::vector<float> weights() const { return trainer.get(state_array::weights); }
+};
+
+std::size_t free_bytes() {
+  std::size_t free = 0, total = 0;
+  REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+  REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
+  return free;
+}
+
+}  // namespace
+
+TEST_CASE("fifty steps give the CPU's losses within rounding, flash and exact") {
+  for (std::string const attn : {"flash", "exact"}) {
+    run cpu(settings("cpu", {"--attn", attn})), gpu(settings("cuda", {"--attn", attn}));
+    std::vector<double> const a = cpu.steps(1, 50), b = gpu.steps(1, 50);
+    double most = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) most = std::max(most, std::abs(a[i] - b[i]));
+    MESSAGE("largest difference of a loss, ", attn, ": ", most);
+    CHECK(most < 1e-3);  // the first differs by rounding alone, and 50 updates amplify what rounding leaves
+    CHECK(std::abs(a[0] - b[0]) < 2e-6);
+    CHECK(b.back() < b.front() - 1);
+    CHECK(gpu.trainer.validate() == doctest::Approx(cpu.trainer.validate()).epsilon(1e-3));
+  }
+}
+
+TEST_CASE("tf32 trains beside f32, and is not the same") {
+  run f32(settings("cuda")), tf32(settings("cuda", {"--precision", "tf32"}));
+  std::vector<double> const a = f32.steps(1, 50), b = tf32.steps(1, 50);
+  CHECK(a != b);
+  for (std::size_t i = 0; i < a.size(); ++i) CHECK(std::abs(a[i] - b[i]) < 0.05);
+}
+
+TEST_CASE("two runs give the same bits, and so does one that was stopped and continued") {
+  test::scratch dir;
+  run_directory const directory(dir.path / "out", 0);
+  run straight(settings("cuda")), again(settings("cuda")), first(settings("cuda")), second(settings("cuda"));
+  std::vector<double> const losses = straight.steps(1, 30);
+  CHECK(again.steps(1, 30) == losses);
+  CHECK(again.weights() == straight.weights());
+  first.steps(1, 13);
+  save_checkpoint(directory, {13, to_json(first.s), "d", "log\n"}, first.trainer);
+  load_weights(*directory.newest_checkpoint(), second.trainer);
+  CHECK(second.steps(14, 30) == std::vector<double>(losses.begin() + 13, losses.end()));
+  CHECK(second.weights() == straight.weights());
+  CHECK(second.trainer.get(state_array::first_moments) == straight.trainer.get(state_array::first_moments));
+  CHECK(second.trainer.get(state_array::second_moments) == straight.trainer.get(state_array::second_moments));
+}
+
+TEST_CASE("what a run takes of the GPU's memory is its plan, in whole pages, and no step adds to it") {
+  constexpr std::size_t page = std::size_t(2) << 20;  // what the driver hands out
+  auto const go = [](run& r) {
+    r.steps(1, 3);
+    r.trainer.validate(4);
+    r.trainer.sample("1", 3);
+  };
+  {
+    run warm(settings("cuda"));  // loads the kernels
+    go(warm);
+  }
+  for (std::string const batch : {"4", "64"}) {
+    lm_settings const s = settings("cuda", {"--batch", batch});
+    std::unique_ptr<device> const on = device_of(s);
+    std::size_t const before = free_bytes();
+    lm_trainer trainer(s, counting(), *on, {std::size_t(1) << 33, 0});
+    std::size_t const bound = free_bytes();
+    trainer.start();
+    for (std::int64_t t = 1; t <= 3; ++t) trainer.step(t);
+    trainer.validate(4);
+    trainer.sample("1", 3);
+    std::size_t const after = free_bytes();
+    MESSAGE("plan ", trainer.plan().peak(), " bytes, the device gave ", before - bound);
+    CHECK(before - bound == (trainer.plan().peak() + page - 1) / page * page);
+    CHECK(after == bound);
+  }
+}
+
+TEST_CASE("a plan beyond the budget, and one beyond the GPU, are refused with the numbers") {
+  lm_settings const s = settings("cuda");
+  std::unique_ptr<device> const on = device_of(s);
+  std::size_t const need = lm_trainer::estimate(s, *on);
+  CHECK_NOTHROW(lm_trainer(s, counting(), *on, {need, 0}));
+  CHECK_THROWS_WITH(lm_trainer(s, counting(), *on, {need - 1, 0}), doctest::Contains("est "));
+  lm_settings const huge = settings("cuda", {"--batch", "1000000"});
+  try {
+    lm_trainer(huge, counting(), *on, {std::size_t(1) << 50, 0});
+    FAIL("it was allocated");
+  } catch (named_error const& e) {
+    CHECK(e.name == "out-of-memory");
+    CHECK(std::string(e.what()).find("the GPU refused a buffer of") != std::string::npos);
+  }
+  CHECK_NOTHROW(run(s).steps(1, 1));  // the refusal left nothing behind
+}
