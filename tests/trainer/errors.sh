@@ -26,6 +26,11 @@ expect 2 "error: bad-option: --threads: 4294967297 is more than 4096" "${quick[@
 expect 2 "error: bad-option: --layers: 100000000000 is more than 10000" "${quick[@]}" --layers 100000000000
 expect 2 "error: bad-option: a step of --batch 2147483648 and --context 1048576 has more than 2^50 numbers" "${quick[@]}" --batch 2147483648 --context 1048576
 
+# The device: a program without a GPU side, and a precision that only a GPU has.
+expect 14 "error: no-device: --device cuda: this lanewise-train was built without CUDA; use --device cpu" "${quick[@]}" --device cuda
+expect 2 "error: bad-option: --precision tf32 needs --device cuda" "${quick[@]}" --precision tf32
+expect 2 "error: bad-option: --device: gpu is neither cpu nor cuda" "${quick[@]}" --device gpu
+
 # Memory: an estimate over the budget, and a refusal by the system, end cleanly with the numbers.
 expect 6 "error: out-of-memory: est 3." "${quick[@]}" --memory-mb 3
 grep -q 'est [0-9.]* MiB, free 3.0 MiB, reserve 0.0 MiB; these would fit: --batch 2 ' output || { cat output; fail "no numbers, or no way out"; }
