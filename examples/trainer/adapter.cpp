@@ -36,44 +36,43 @@ adapter::adapter(adapter_settings const& s, std::int64_t in, std::int64_t out, s
 
 adapter::adapter(adapter_settings const& s, std::int64_t in, std::int64_t out, std::string const& module,
                  parameter_list& list, lokr_order order)
-    : in_(in), out_(out), scale_(s.alpha == 0 ? 1 : s.alpha / double(s.dim)) {
+    : module_(module), in_(in), out_(out), scale_(s.alpha == 0 ? 1 : s.alpha / double(s.dim)) {
   if (s.kind == adapter_kind::lora) {
-    build_lora(s.dim, module, list);
+    build_lora(s.dim, list);
   } else {
     lokr_shape const shape(in, out, s.dim, s.factor);
     if (!shape.factorised) scale_ = 1;
-    build_lokr(shape, order, module, list);
+    build_lokr(shape, order, list);
   }
 }
 
-std::int64_t adapter::add(std::string const& name, std::int64_t rows, std::int64_t columns, bool drawn,
-                          parameter_list& list) {
-  std::int64_t const offset = list.add(name, {rows, columns});
+std::int64_t adapter::add(char const* name, std::int64_t rows, std::int64_t columns, bool drawn, parameter_list& list) {
+  std::int64_t const offset = list.add(module_ + name, {rows, columns});
   tensors_[std::size_t(tensor_count_++)] = {offset, rows, columns, drawn};
   return offset;
 }
 
-void adapter::build_lora(std::int64_t rank, std::string const& module, parameter_list& list) {
-  std::int64_t const a = add(module + ".lora_A.weight", rank, in_, true, list);
-  std::int64_t const b = add(module + ".lora_B.weight", out_, rank, false, list);
+void adapter::build_lora(std::int64_t rank, parameter_list& list) {
+  std::int64_t const a = add(".lora_A.weight", rank, in_, true, list);
+  std::int64_t const b = add(".lora_B.weight", out_, rank, false, list);
   legs_[0] = {false, a, 1, in_, 1, rank};
   legs_[1] = {false, b, 1, rank, 1, out_};
   count_ = 2;
 }
 
-void adapter::build_lokr(lokr_shape const& s, lokr_order order, std::string const& module, parameter_list& list) {
+void adapter::build_lokr(lokr_shape const& s, lokr_order order, parameter_list& list) {
   if (order == lokr_order::mid && !s.factorised) throw std::logic_error("adapter: a whole w2 has no middle");
-  std::int64_t const w1 = add(module + ".lokr_w1", s.out_l, s.in_m, true, list);
+  std::int64_t const w1 = add(".lokr_w1", s.out_l, s.in_m, true, list);
   struct product {
     std::int64_t weight, in, out;
   };
   std::array<product, 2> products{};
   if (s.factorised) {
-    std::int64_t const a = add(module + ".lokr_w2_a", s.out_k, s.dim, true, list);
-    std::int64_t const b = add(module + ".lokr_w2_b", s.dim, s.in_n, false, list);
+    std::int64_t const a = add(".lokr_w2_a", s.out_k, s.dim, true, list);
+    std::int64_t const b = add(".lokr_w2_b", s.dim, s.in_n, false, list);
     products = {{{b, s.in_n, s.dim}, {a, s.dim, s.out_k}}};
   } else {
-    products[0] = {add(module + ".lokr_w2", s.out_k, s.in_n, false, list), s.in_n, s.out_k};
+    products[0] = {add(".lokr_w2", s.out_k, s.in_n, false, list), s.in_n, s.out_k};
   }
   int const product_count = s.factorised ? 2 : 1;
   int const mixing = order == lokr_order::w1 ? 0 : order == lokr_order::mid ? 1 : product_count;

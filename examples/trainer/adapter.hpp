@@ -62,8 +62,7 @@ class adapter {
   adapter(adapter_settings const& settings, std::int64_t in, std::int64_t out, std::string const& module,
           parameter_list& list, lokr_order order);
 
-  std::int64_t in() const { return in_; }
-  std::int64_t out() const { return out_; }
+  std::string const& module() const { return module_; }
   /// alpha / dim; 1 for a LoKR of two whole matrices, whatever alpha is.
   double scale() const { return scale_; }
   /// Contractions that a forward takes: 2 or 3, whatever the number of tokens.
@@ -100,9 +99,9 @@ class adapter {
     bool drawn;
   };
 
-  void build_lora(std::int64_t rank, std::string const& module, parameter_list& list);
-  void build_lokr(lokr_shape const& s, lokr_order order, std::string const& module, parameter_list& list);
-  std::int64_t add(std::string const& name, std::int64_t rows, std::int64_t columns, bool drawn, parameter_list& list);
+  void build_lora(std::int64_t rank, parameter_list& list);
+  void build_lokr(lokr_shape const& s, lokr_order order, parameter_list& list);
+  std::int64_t add(char const* name, std::int64_t rows, std::int64_t columns, bool drawn, parameter_list& list);
 
   template <class T>
   void leg_forward(ops<T> const& op, leg const& l, std::int64_t rows, T scale, T const* x, T const* trained, T beta,
@@ -111,6 +110,7 @@ class adapter {
   void leg_backward(ops<T> const& op, step_memory& memory, leg const& l, std::int64_t rows, T scale, T const* x,
                     T const* trained, T const* d_y, std::int64_t d_y_stride, T beta, T* d_x, T* gradients) const;
 
+  std::string module_;
   std::int64_t in_, out_;
   double scale_;
   int count_ = 0, tensor_count_ = 0;

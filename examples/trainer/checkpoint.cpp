@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "../common/safetensors.hpp"
+#include "adapter_files.hpp"
 #include "error.hpp"
 
 namespace trainer {
@@ -20,7 +21,10 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char const* format_name = "lanewise-train lm 1";
-constexpr char const* others[] = {"log.jsonl", "model.safetensors", "config.json", "loss.svg", "summary.json"};
+constexpr char const* others[] = {
+    "log.jsonl",           "model.safetensors",         "config.json",         "tokenizer.json",
+    "adapter_config.json", "adapter_model.safetensors", "lycoris.safetensors", "loss.svg",
+    "summary.json"};
 
 std::uint64_t bytes_of(safetensors::file const& f) {
   std::uint64_t bytes = 1 << 16;  // the header
@@ -47,7 +51,7 @@ safetensors::file read_file(fs::path const& path) {
 
 void add_weights(safetensors::file& f, lm_trainer const& run) {
   std::vector<float> const weights = run.get(state_array::weights);
-  for (parameter const& p : run.layout().all())
+  for (parameter const& p : run.layout().trained().all())
     f.tensors[p.name] =
         safetensors::make<float>(p.shape, std::span(weights).subspan(std::size_t(p.offset), std::size_t(p.count)));
 }
@@ -155,7 +159,7 @@ run_lock::~run_lock() {
 void save_checkpoint(run_directory const& directory, checkpoint_header const& header, lm_trainer& run) {
   safetensors::file f;
   add_weights(f, run);
-  std::vector<std::int64_t> const flat{run.layout().count()};
+  std::vector<std::int64_t> const flat{run.layout().trained().count()};
   f.tensors["adamw.m"] = safetensors::make<float>(flat, run.get(state_array::first_moments));
   f.tensors["adamw.v"] = safetensors::make<float>(flat, run.get(state_array::second_moments));
   f.tensors["log"] = safetensors::make<std::uint8_t>({std::int64_t(header.log.size())},
@@ -186,9 +190,9 @@ checkpoint_header read_header(fs::path const& path) {
 
 void load_weights(fs::path const& path, lm_trainer& run) {
   safetensors::file const f = read_file(path);
-  std::vector<std::int64_t> const flat{run.layout().count()};
-  std::vector<float> values(std::size_t(run.layout().count()));
-  for (parameter const& p : run.layout().all())
+  std::vector<std::int64_t> const flat{run.layout().trained().count()};
+  std::vector<float> values(std::size_t(run.layout().trained().count()));
+  for (parameter const& p : run.layout().trained().all())
     copy_into(path, f, p.name, p.shape, std::span(values).subspan(std::size_t(p.offset), std::size_t(p.count)));
   run.set(state_array::weights, values);
   copy_into(path, f, "adamw.m", flat, values);
@@ -197,7 +201,8 @@ void load_weights(fs::path const& path, lm_trainer& run) {
   run.set(state_array::second_moments, values);
 }
 
-void save_model(run_directory const& directory, model_shape const& s, std::int64_t context, lm_trainer& run) {
+void save_model(run_directory const& directory, lm_settings const& settings, lm_trainer& run) {
+  model_shape const s = settings.model();
   safetensors::file f;
   add_weights(f, run);
   f.metadata["format"] = "pt";  // what transformers expects of a safetensors file
@@ -211,14 +216,26 @@ void save_model(run_directory const& directory, model_shape const& s, std::int64
                                       {"num_attention_heads", s.q_heads},
                                       {"num_key_value_heads", s.kv_heads},
                                       {"head_dim", s.head_dim},
-                                      {"max_position_embeddings", context},
-                                      {"rms_norm_eps", norm_epsilon},
+                                      {"max_position_embeddings", run.positions()},
+                                      {"eos_token_id", run.words().separator()},
+                                      {"rms_norm_eps", s.epsilon},
                                       {"rope_theta", s.rope_theta},
                                       {"hidden_act", "silu"},
                                       {"attention_bias", false},
-                                      {"tie_word_embeddings", true},
+                                      {"tie_word_embeddings", s.tied},
                                       {"torch_dtype", "float32"}};
   directory.write("config.json", config.dump(2) + "\n");
+  if (run.words().is_bytes()) return;
+  std::ifstream in(fs::path(settings.base) / "tokenizer.json", std::ios::binary);
+  directory.write("tokenizer.json", {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()});
+}
+
+void save_adapter(run_directory const& directory, lm_settings const& settings, lm_trainer& run) {
+  std::vector<float> const trained = run.get(state_array::weights);
+  write_file(directory, directory.path() / "adapter_model.safetensors", peft_tensors(run.layout(), trained));
+  directory.write("adapter_config.json", peft_config(run.layout(), settings.base));
+  if (run.layout().how().adapter.kind == adapter_kind::lokr)
+    write_file(directory, directory.path() / "lycoris.safetensors", lycoris_tensors(run.layout(), trained));
 }
 
 }  // namespace trainer

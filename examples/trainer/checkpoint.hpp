@@ -3,7 +3,10 @@
 //   checkpoint-000360.safetensors   after step 360: weights under their Hugging Face names, the optimiser's averages,
 //                                   the log so far; metadata: format, step, position, options, data
 //   log.jsonl                       a line a step, and a line a validation
-//   model.safetensors, config.json  the final weights, as Hugging Face's Qwen3 has them
+//   model.safetensors, config.json  the final weights, as Hugging Face's Qwen3 has them, and its tokenizer.json if the
+//   base
+//                                   has one; or, where the base was frozen, the adapter alone:
+//   adapter_model.safetensors, adapter_config.json, lycoris.safetensors     as PEFT and LyCORIS read them
 //   loss.svg, summary.json          the curve and the final figures
 //
 // Every file but the log is written under a temporary name and renamed. Before a write the guard asks for the room it
@@ -75,7 +78,8 @@ checkpoint_header read_header(std::filesystem::path const& path);
 /// Weights and averages. Throws bad-checkpoint, naming the file and the tensor that does not fit.
 void load_weights(std::filesystem::path const& path, lm_trainer& run);
 
-/// model.safetensors and config.json.
-void save_model(run_directory const& directory, model_shape const& shape, std::int64_t context, lm_trainer& run);
+/// The files of the final model, or of its adapter.
+void save_model(run_directory const& directory, lm_settings const& settings, lm_trainer& run);
+void save_adapter(run_directory const& directory, lm_settings const& settings, lm_trainer& run);
 
 }  // namespace trainer

@@ -90,12 +90,13 @@ class lm_run {
         bigram_(bigram_cross_entropy(data_.train, data_.validation)), device_(device_of(settings)),
         trainer_(settings, data_, *device_, budget_of(settings, *device_)) {
     char hexadecimal[20];
-    std::snprintf(hexadecimal, sizeof hexadecimal, "%016llx", static_cast<unsigned long long>(digest(data_)));
+    std::snprintf(hexadecimal, sizeof hexadecimal, "%016llx",
+                  static_cast<unsigned long long>(digest(data_) ^ trainer_.base_digest()));
     header_ = {0, to_json(settings), hexadecimal, {}};
     if (resumed) {
       if (resumed->data != header_.data)
-        throw resume_mismatch("the text differs from that of the run to continue: digest " + header_.data + ", then " +
-                              resumed->data);
+        throw resume_mismatch("the text, or the frozen base, differs from that of the run to continue: digest " +
+                              header_.data + ", then " + resumed->data);
       load_weights(directory.checkpoint_path(resumed->step), trainer_);
       header_ = *resumed;
     } else {
@@ -108,7 +109,7 @@ class lm_run {
     if (header_.step == 0) show_sample("before");
     directory_.write("log.jsonl", header_.log);
     log_.open(directory_.path() / "log.jsonl", std::ios::binary | std::ios::app);
-    progress bar(settings_.steps, header_.step, settings_.batch * settings_.context, settings_.log_every,
+    progress bar(settings_.steps, header_.step, settings_.windows_per_step() * settings_.context, settings_.log_every,
                  isatty(STDOUT_FILENO) == 1);
     std::int64_t saved = -1;
     trained_steps_ = settings_.steps - header_.step;
@@ -146,9 +147,18 @@ class lm_run {
   void describe_run() const {
     lanewise::arena_plan const& plan = trainer_.plan();
     std::printf("%s", describe(settings_).c_str());
-    std::printf("model: %lld weights, %lld windows of %lld bytes an epoch, %lld a step\n",
-                static_cast<long long>(trainer_.layout().count()), static_cast<long long>(trainer_.windows_per_epoch()),
-                static_cast<long long>(settings_.context), static_cast<long long>(settings_.batch));
+    parameter_layout const& layout = trainer_.layout();
+    std::printf(
+        "model: %lld weights%s, %lld windows of %lld %s an epoch, %lld a step\n",
+        static_cast<long long>(layout.trained().count()),
+        layout.is_frozen()
+            ? (" beside " + std::to_string(layout.full().count() + layout.half().count()) + " frozen ones").c_str()
+            : "",
+        static_cast<long long>(trainer_.windows_per_epoch()), static_cast<long long>(settings_.context),
+        trainer_.words().is_bytes() ? "bytes" : "tokens", static_cast<long long>(settings_.windows_per_step()));
+    if (!trainer_.words().is_bytes())
+      std::printf("tokens: %.2f bytes each, %lld documents left out that are not UTF-8 in NFC\n",
+                  trainer_.bytes_per_token(), static_cast<long long>(trainer_.refused_documents()));
     std::printf("device: %s\n", device_->describe().c_str());
     std::printf("attention: %s\n", trainer_.attention_kernels().c_str());
     std::printf("memory: plan %.1f MiB for weights, optimiser, activations and scratch, fragmentation %.1f%%\n",
@@ -191,11 +201,12 @@ class lm_run {
   }
 
   int finish() {
-    double const validation = trainer_.validate();
-    log_validation(settings_.steps, validation);
+    double const token_loss = trainer_.validate(), validation = token_loss / trainer_.bytes_per_token();
+    log_validation(settings_.steps, token_loss);
     save();
-    save_model(directory_, settings_.model(), settings_.context, trainer_);
-    loss_curve const curve = loss_curve::from_log(header_.log, bigram_);
+    if (trainer_.layout().is_frozen()) save_adapter(directory_, settings_, trainer_);
+    else save_model(directory_, settings_, trainer_);
+    loss_curve const curve = loss_curve::from_log(header_.log, bigram_ * trainer_.bytes_per_token());
     directory_.write("loss.svg", curve.svg("Loss of lanewise-train lm, attention " +
                                            (settings_.ablate == "attention" ? "ablated" : settings_.attn)));
     std::printf("\n%s\n", curve.terminal(72, 16, terminal_is_plain()).c_str());

@@ -1,9 +1,11 @@
 #include "lm_trainer.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 
+#include "adapter_files.hpp"
 #include "attention_probe.hpp"
 #include "error.hpp"
 #include "exponential.hpp"
@@ -35,7 +37,7 @@ std::string levers(lm_settings const& settings, device const& on, std::size_t av
   };
   consider("batch", &lm_settings::batch, 1);
   consider("context", &lm_settings::context, 16);
-  consider("layers", &lm_settings::layers, 1);
+  if (settings.base.empty()) consider("layers", &lm_settings::layers, 1);
   return text.empty() ? "no smaller --batch, --context or --layers fits alone" : "these would fit: " + text;
 }
 
@@ -43,11 +45,12 @@ attention_site site_of(lm_settings const& s) {
   return {s.attention(), {s.batch, s.context, s.context, s.heads, s.kv_heads, s.head_dim, attention_mask::causal()}};
 }
 
-window_order order_of(lm_settings const& s, text_data const& data) {
-  auto const size = std::int64_t(data.train.size());
+window_order order_of(lm_settings const& s, vocabulary const& words, token_stream const& train) {
+  auto const size = std::int64_t(train.tokens.size());
   if (size < s.context + 1)
     throw no_samples("--context " + std::to_string(s.context) + " needs " + std::to_string(s.context + 1) +
-                     " bytes of training text, there are " + std::to_string(size));
+                     (words.is_bytes() ? " bytes" : " tokens") + " of training text, there are " +
+                     std::to_string(size));
   return {size, s.context, std::uint64_t(s.seed)};
 }
 
@@ -67,16 +70,19 @@ lm_trainer::persistent_ids lm_trainer::record(lm_settings const& s, parameter_la
   ops<float> const& op = on.planner();
   language_model<float> model(s.model(), s.attention(), layout);
   std::int64_t const rows = s.batch * s.context;
-  persistent_ids const ids{.weights = memory.persistent<float>(layout.count(), "weights"),
-                           .gradients = memory.persistent<float>(layout.count(), "gradients"),
-                           .m = memory.persistent<float>(layout.count(), "first moments"),
-                           .v = memory.persistent<float>(layout.count(), "second moments"),
+  std::int64_t const trained = layout.trained().count();
+  persistent_ids const ids{.full = memory.persistent<float>(layout.full().count(), "weights"),
+                           .half = memory.persistent<lanewise::bf16>(layout.half().count(), "mirrored weights"),
+                           .adapters = memory.persistent<float>(layout.adapters().count(), "adapters"),
+                           .gradients = memory.persistent<float>(trained, "gradients"),
+                           .m = memory.persistent<float>(trained, "first moments"),
+                           .v = memory.persistent<float>(trained, "second moments"),
                            .squares = memory.persistent<double>(optimiser.segment_count(), "squares"),
                            .rotary = memory.persistent<float>(s.context * s.head_dim, "rotary"),
                            .tokens = memory.persistent<std::int32_t>(rows, "tokens"),
                            .targets = memory.persistent<std::int32_t>(rows, "targets"),
                            .loss = memory.persistent<float>(rows, "loss"),
-                           .logits = memory.persistent<float>(s.context * 256, "sample logits"),
+                           .logits = memory.persistent<float>(s.vocabulary_size, "sample logits"),
                            .segments = memory.persistent<segment>(optimiser.segment_count(), "segments"),
                            .norm = memory.persistent<double>(1, "norm"),
                            .room = memory.persistent<std::byte>(std::int64_t(on.room()), "library workspace")};
@@ -85,7 +91,7 @@ lm_trainer::persistent_ids lm_trainer::record(lm_settings const& s, parameter_la
   memory.graph(evaluate_graph);
   model.evaluate(op, memory, {s.batch, s.context, nullptr, nullptr}, {}, nullptr, nullptr);
   memory.graph(sample_graph);
-  model.predict(op, memory, {1, s.context, nullptr, nullptr}, {}, nullptr, nullptr);
+  model.predict(op, memory, {1, s.context, nullptr, nullptr}, 0, {}, nullptr, nullptr);
   memory.graph(probe_graph);
   memory.take<std::byte>(std::int64_t(probe_bytes(op, site_of(s))), "attention probe");
   memory.plan();
@@ -94,15 +100,20 @@ lm_trainer::persistent_ids lm_trainer::record(lm_settings const& s, parameter_la
 
 std::size_t lm_trainer::estimate(lm_settings const& s, device const& on) {
   step_memory memory;
-  parameter_layout const layout(s.model());
-  record(s, layout, adamw(s.optimiser(), layout.list()), on, memory);
+  parameter_layout const layout(s.model(), s.adapted());
+  record(s, layout, adamw(s.optimiser(), layout.trained()), on, memory);
   return memory.peak();
 }
 
 lm_trainer::lm_trainer(lm_settings const& s, text_data const& data, device& on, memory_budget budget)
-    : settings_(s), data_(&data), on_(&on), layout_(s.model()), optimiser_(s.optimiser(), layout_.list()),
-      model_(s.model(), s.attention(), layout_), order_(order_of(s, data)), tokens_(std::size_t(s.batch * s.context)),
-      targets_(tokens_.size()), loss_(tokens_.size()), logits_(std::size_t(s.context * 256)) {
+    : settings_(s), base_(s.base.empty() ? std::nullopt : std::optional<base_checkpoint>(s.base)),
+      vocabulary_(base_ ? vocabulary(*base_) : vocabulary()), train_(vocabulary_.encode(data.train)),
+      validation_(vocabulary_.encode(data.validation)), on_(&on), layout_(s.model(), s.adapted()),
+      optimiser_(s.optimiser(), layout_.trained()), model_(s.model(), s.attention(), layout_),
+      order_(order_of(s, vocabulary_, train_)), refused_(train_.refused + validation_.refused),
+      tokens_(std::size_t(s.batch * s.context)), targets_(tokens_.size()), loss_(tokens_.size()),
+      logits_(std::size_t(s.vocabulary_size)) {
+  if (validation_.bytes == 0) throw no_samples("no validation text is left of what the tokenizer takes");
   ids_ = record(s, layout_, optimiser_, on, memory_);
   std::size_t const available = budget.free > budget.reserve ? budget.free - budget.reserve : 0;
   std::string const numbers = "est " + mebibytes(memory_.peak()) + ", free " + mebibytes(budget.free) + ", reserve " +
@@ -122,11 +133,38 @@ lm_trainer::lm_trainer(lm_settings const& s, text_data const& data, device& on, 
   fill_rotary_table(s.context, s.head_dim, s.model().rope_theta, rotary.data());
   on.op().upload(s.context * s.head_dim, rotary.data(), memory_.at<float>(ids_.rotary));
   on.op().upload(optimiser_.segment_count(), optimiser_.segments().data(), memory_.at<segment>(ids_.segments));
+  if (layout_.is_frozen()) load_base(*base_);
 }
+
+/// Every tensor of the base, to where it lies on the device.
+void lm_trainer::load_base(base_checkpoint const& base) {
+  ops<float> const& op = on_->op();
+  auto const note = [&](std::span<float const> values) {
+    for (float v : values) base_digest_ = mix(base_digest_ ^ std::bit_cast<std::uint32_t>(v));
+  };
+  base.load(
+      layout_,
+      [&](parameter const& p, std::span<float const> values) {
+        note(values);
+        op.upload(p.count, values.data(), memory_.at<float>(ids_.full) + p.offset);
+      },
+      [&](parameter const& p, std::span<float const> values) {
+        note(values);
+        std::vector<lanewise::bf16> half(values.size());
+        std::ranges::transform(values, half.begin(), lanewise::from_float<lanewise::bf16>);
+        op.upload(p.count, half.data(), memory_.at<lanewise::bf16>(ids_.half) + p.offset);
+      });
+}
+
+weight_arrays<float> lm_trainer::weights() const {
+  return {memory_.at<float>(ids_.full), memory_.at<lanewise::bf16>(ids_.half), memory_.at<float>(ids_.adapters)};
+}
+
+double lm_trainer::bytes_per_token() const { return double(validation_.bytes) / double(validation_.tokens.size() - 1); }
 
 float* lm_trainer::place_of(state_array which) const {
   switch (which) {
-    case state_array::weights: return memory_.at<float>(ids_.weights);
+    case state_array::weights: return memory_.at<float>(layout_.is_frozen() ? ids_.adapters : ids_.full);
     case state_array::first_moments: return memory_.at<float>(ids_.m);
     case state_array::second_moments: return memory_.at<float>(ids_.v);
   }
@@ -134,21 +172,27 @@ float* lm_trainer::place_of(state_array which) const {
 }
 
 std::vector<float> lm_trainer::get(state_array which) const {
-  std::vector<float> values(std::size_t(layout_.count()));
-  on_->op().download(layout_.count(), static_cast<float const*>(place_of(which)), values.data());
+  std::int64_t const count = layout_.trained().count();
+  std::vector<float> values(static_cast<std::size_t>(count));
+  on_->op().download(count, static_cast<float const*>(place_of(which)), values.data());
   return values;
 }
 
 void lm_trainer::set(state_array which, std::span<float const> values) {
-  on_->op().upload(layout_.count(), values.data(), place_of(which));
+  on_->op().upload(layout_.trained().count(), values.data(), place_of(which));
 }
 
 void lm_trainer::start() {
-  std::vector<float> weights(std::size_t(layout_.count()));
-  initialise(layout_, settings_.model(), std::uint64_t(settings_.seed), weights.data());
-  set(state_array::weights, weights);
-  on_->op().zero(layout_.count(), place_of(state_array::first_moments));
-  on_->op().zero(layout_.count(), place_of(state_array::second_moments));
+  std::int64_t const count = layout_.trained().count();
+  auto const seed = std::uint64_t(settings_.seed);
+  std::vector<float> weights(std::size_t(layout_.is_frozen() || !base_ ? count : 0));
+  if (!settings_.adapter_from.empty()) read_peft_tensors(settings_.adapter_from, layout_, weights);
+  else if (layout_.is_frozen()) initialise_adapters(layout_, seed, weights.data());
+  else if (base_) load_base(*base_);
+  else initialise(layout_, settings_.model(), seed, weights.data());
+  if (!weights.empty()) set(state_array::weights, weights);
+  on_->op().zero(count, place_of(state_array::first_moments));
+  on_->op().zero(count, place_of(state_array::second_moments));
 }
 
 token_batch lm_trainer::batch(std::int64_t windows) const {
@@ -164,10 +208,6 @@ void lm_trainer::upload_windows(std::int64_t windows) {
 
 step_result lm_trainer::step(std::int64_t t) {
   token_batch const in = batch(settings_.batch);
-  for (std::int64_t i = 0; i < in.batch; ++i)
-    copy_window(data_->train, order_.begin_of(position_after(t - 1) + i), in.sequence, tokens_.data() + i * in.sequence,
-                targets_.data() + i * in.sequence);
-  upload_windows(in.batch);
   ops<float> const& op = on_->op();
   adamw_arrays const arrays{.segments = memory_.at<segment>(ids_.segments),
                             .gradients = memory_.at<float>(ids_.gradients),
@@ -177,18 +217,25 @@ step_result lm_trainer::step(std::int64_t t) {
                             .squares = memory_.at<double>(ids_.squares),
                             .norm = memory_.at<double>(ids_.norm)};
   float* const gradients = memory_.at<float>(ids_.gradients);
-  op.zero(layout_.count(), gradients);
-  memory_.graph(train_graph);
-  model_.train(op, memory_, in, {arrays.weights}, memory_.at<float>(ids_.rotary), 1.f / float(in.rows()), gradients,
-               memory_.at<float>(ids_.loss));
-  step_result r{.learning_rate = learning_rate_at(t, settings_.warmup, settings_.steps, settings_.learning_rate)};
-  optimiser_.update(op, t, r.learning_rate, arrays);
-
-  op.download(in.rows(), memory_.at<float>(ids_.loss), loss_.data());
-  op.download(1, arrays.norm, &r.gradient_norm);
+  op.zero(layout_.trained().count(), gradients);
   double sum = 0;
-  for (std::int64_t i = 0; i < in.rows(); ++i) sum += double(loss_[std::size_t(i)]);
-  r.loss = sum / double(in.rows());
+  std::int64_t const rows = in.rows() * settings_.accumulate;
+  for (std::int64_t part = 0; part < settings_.accumulate; ++part) {
+    std::int64_t const first = position_after(t - 1) + part * in.batch;
+    for (std::int64_t i = 0; i < in.batch; ++i)
+      copy_window(train_.tokens, order_.begin_of(first + i), in.sequence, tokens_.data() + i * in.sequence,
+                  targets_.data() + i * in.sequence);
+    upload_windows(in.batch);
+    memory_.graph(train_graph);
+    model_.train(op, memory_, in, weights(), memory_.at<float>(ids_.rotary), 1.f / float(rows), gradients,
+                 memory_.at<float>(ids_.loss));
+    op.download(in.rows(), memory_.at<float>(ids_.loss), loss_.data());
+    for (std::int64_t i = 0; i < in.rows(); ++i) sum += double(loss_[std::size_t(i)]);
+  }
+  step_result r{.loss = sum / double(rows),
+                .learning_rate = learning_rate_at(t, settings_.warmup, settings_.steps, settings_.learning_rate)};
+  optimiser_.update(op, t, r.learning_rate, arrays);
+  op.download(1, arrays.norm, &r.gradient_norm);
   if (!std::isfinite(r.loss) || !std::isfinite(r.gradient_norm))
     throw loss_not_finite("step " + std::to_string(t) + ": loss " + std::to_string(r.loss) + ", gradient norm " +
                           std::to_string(r.gradient_norm) +
@@ -197,19 +244,18 @@ step_result lm_trainer::step(std::int64_t t) {
 }
 
 double lm_trainer::validate(std::int64_t windows) {
-  auto const size = std::int64_t(data_->validation.size());
+  auto const size = std::int64_t(validation_.tokens.size());
   windows = std::min(windows, workers::piece_count(size - 1, settings_.context));
   token_batch const in = batch(settings_.batch);
   double sum = 0;
   std::int64_t count = 0;
   for (std::int64_t first = 0; first < windows; first += in.batch) {
     for (std::int64_t i = 0; i < in.batch; ++i)  // beyond the last window: past the text, where nothing is a target
-      copy_window(data_->validation, first + i < windows ? (first + i) * in.sequence : size, in.sequence,
+      copy_window(validation_.tokens, first + i < windows ? (first + i) * in.sequence : size, in.sequence,
                   tokens_.data() + i * in.sequence, targets_.data() + i * in.sequence);
     upload_windows(in.batch);
     memory_.graph(evaluate_graph);
-    model_.evaluate(on_->op(), memory_, in, {place_of(state_array::weights)}, memory_.at<float>(ids_.rotary),
-                    memory_.at<float>(ids_.loss));
+    model_.evaluate(on_->op(), memory_, in, weights(), memory_.at<float>(ids_.rotary), memory_.at<float>(ids_.loss));
     on_->op().download(in.rows(), memory_.at<float>(ids_.loss), loss_.data());
     for (std::size_t i = 0; i < loss_.size(); ++i) {
       sum += double(loss_[i]);
@@ -220,30 +266,31 @@ double lm_trainer::validate(std::int64_t windows) {
 }
 
 std::string lm_trainer::sample(std::string const& prompt, std::int64_t bytes) {
-  std::string text = '\0' + prompt;
+  std::vector<std::int32_t> words = vocabulary_.encode_prompt(prompt);
+  std::string text;
   random_numbers draw(std::uint64_t(settings_.seed), stream::sampling);
-  for (std::int64_t i = 0; i < bytes; ++i) {
-    auto const used = std::min<std::int64_t>(std::int64_t(text.size()), settings_.context);
+  for (std::int64_t i = 0; i < bytes && std::int64_t(text.size()) < bytes; ++i) {
+    auto const used = std::min<std::int64_t>(std::int64_t(words.size()), settings_.context);
     for (std::int64_t j = 0; j < settings_.context; ++j)  // what follows the text changes nothing: attention is causal
-      tokens_[std::size_t(j)] = j < used ? std::uint8_t(text[text.size() - std::size_t(used - j)]) : 0;
+      tokens_[std::size_t(j)] = j < used ? words[words.size() - std::size_t(used - j)] : 0;
     upload_windows(1);
     memory_.graph(sample_graph);
-    model_.predict(on_->op(), memory_, batch(1), {place_of(state_array::weights)}, memory_.at<float>(ids_.rotary),
+    model_.predict(on_->op(), memory_, batch(1), used - 1, weights(), memory_.at<float>(ids_.rotary),
                    memory_.at<float>(ids_.logits));
-    on_->op().download(settings_.context * 256, memory_.at<float>(ids_.logits), logits_.data());
-    float* const row = logits_.data() + (used - 1) * 256;
-    float const most = *std::max_element(row, row + 256);
-    for (int c = 0; c < 256; ++c) row[c] = (row[c] - most) / float(sampling_temperature);
-    exponentials(256, row, row);
+    on_->op().download(settings_.vocabulary_size, memory_.at<float>(ids_.logits), logits_.data());
+    float const most = *std::ranges::max_element(logits_);
+    for (float& l : logits_) l = (l - most) / float(sampling_temperature);
+    exponentials(settings_.vocabulary_size, logits_.data(), logits_.data());
     double sum = 0, reached = 0;
-    for (int c = 0; c < 256; ++c) sum += double(row[c]);
+    for (float e : logits_) sum += double(e);
     double const wanted = draw.uniform() * sum;
-    int chosen = 0;
-    for (; chosen < 255 && (reached += double(row[chosen])) < wanted; ++chosen) {
+    std::size_t chosen = 0;
+    for (; chosen + 1 < logits_.size() && (reached += double(logits_[chosen])) < wanted; ++chosen) {
     }
-    text += char(chosen);
+    words.push_back(std::int32_t(chosen));
+    text += vocabulary_.decode(std::int32_t(chosen));
   }
-  return text.substr(1 + prompt.size());
+  return text;
 }
 
 }  // namespace trainer

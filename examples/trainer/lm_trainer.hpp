@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,12 +15,13 @@
 #include "model.hpp"
 #include "options.hpp"
 #include "text_data.hpp"
+#include "vocabulary.hpp"
 #include "windows.hpp"
 
 namespace trainer {
 
 struct step_result {
-  double loss, learning_rate, gradient_norm;  ///< loss: mean over the batch, in nats per byte
+  double loss, learning_rate, gradient_norm;  ///< loss: mean over the step's tokens, in nats
 };
 
 /// The --memory-mb of the settings, or what the device has available.
@@ -28,38 +30,48 @@ memory_budget budget_of(lm_settings const& settings, device const& on);
 /// The device that the settings name. Throws no-device.
 std::unique_ptr<device> device_of(lm_settings const& settings);
 
-/// The flat arrays that a checkpoint holds, laid out as layout() says.
+/// The flat arrays that a checkpoint holds, laid out as layout().trained() says.
 enum class state_array { weights, first_moments, second_moments };
 
 class lm_trainer {
  public:
-  /// Plans everything and allocates it, once. Throws no-samples when a window does not fit the text, attn-unsupported,
-  /// and out-of-memory with est, free, reserve and the settings that would fit.
+  /// Plans everything and allocates it, once, and reads a frozen base. Throws no-samples when a window does not fit the
+  /// text, attn-unsupported, bad-base, and out-of-memory with est, free, reserve and the settings that would fit.
   /// `on` outlives this.
   lm_trainer(lm_settings const& settings, text_data const& data, device& on, memory_budget budget);
 
   /// Bytes that a run with these settings needs, without allocating them.
   static std::size_t estimate(lm_settings const& settings, device const& on);
 
-  /// Draws the weights; the optimiser's averages are 0.
+  /// Draws what is trained, or reads it from --base or --adapter-from; the optimiser's averages are 0.
   void start();
 
   /// Step t, counted from 1. Throws loss-not-finite.
   step_result step(std::int64_t t);
 
-  /// Mean loss in nats per byte over the first `windows` windows of the validation text; all of them by default.
+  /// Mean loss in nats per token over the first `windows` windows of the validation text; all of them by default.
   double validate(std::int64_t windows = std::int64_t(1) << 40);
 
   /// `bytes` bytes that the model continues `prompt` with, at temperature 0.8.
   std::string sample(std::string const& prompt, std::int64_t bytes);
 
+  vocabulary const& words() const { return vocabulary_; }
+  /// Positions that the model is made for: the base's, or those that it is trained with.
+  std::int64_t positions() const { return base_ ? base_->positions() : settings_.context; }
+  /// Bytes of validation text that a token stands for, on average; 1 for a model of bytes.
+  double bytes_per_token() const;
+  /// Documents of both texts that the tokenizer refused, and which are left out.
+  std::int64_t refused_documents() const { return refused_; }
+  /// Of the frozen base's numbers; 0 where nothing is frozen.
+  std::uint64_t base_digest() const { return base_digest_; }
+
   parameter_layout const& layout() const { return layout_; }
-  /// A copy of the array, layout().count() elements, and the reverse.
+  /// A copy of the array, layout().trained().count() elements, and the reverse.
   std::vector<float> get(state_array which) const;
   void set(state_array which, std::span<float const> values);
   std::int64_t windows_per_epoch() const { return order_.windows_per_epoch(); }
   /// Windows that steps 1 ... t have used; with the seed it is the whole state of the order.
-  std::int64_t position_after(std::int64_t t) const { return t * settings_.batch; }
+  std::int64_t position_after(std::int64_t t) const { return t * settings_.windows_per_step(); }
   std::string const& attention_kernels() const { return kernels_; }
   lanewise::arena_plan const& plan() const { return memory_.planned(); }
   step_memory& memory() { return memory_; }
@@ -67,16 +79,21 @@ class lm_trainer {
  private:
   enum graph : std::size_t { train_graph, evaluate_graph, sample_graph, probe_graph };
   struct persistent_ids {
-    lanewise::tensor_id weights, gradients, m, v, squares, rotary, tokens, targets, loss, logits, segments, norm, room;
+    lanewise::tensor_id full, half, adapters, gradients, m, v, squares, rotary, tokens, targets, loss, logits, segments,
+        norm, room;
   };
   static persistent_ids record(lm_settings const& s, parameter_layout const& layout, adamw const& optimiser,
                                device const& on, step_memory& memory);
   token_batch batch(std::int64_t windows) const;
   void upload_windows(std::int64_t windows);
   float* place_of(state_array which) const;
+  weight_arrays<float> weights() const;
+  void load_base(base_checkpoint const& base);
 
   lm_settings settings_;
-  text_data const* data_;
+  std::optional<base_checkpoint> base_;
+  vocabulary vocabulary_;
+  token_stream train_, validation_;
   device* on_;
   parameter_layout layout_;
   adamw optimiser_;
@@ -85,6 +102,8 @@ class lm_trainer {
   step_memory memory_;
   persistent_ids ids_;
   std::string kernels_;
+  std::uint64_t base_digest_ = 0;
+  std::int64_t refused_ = 0;
   std::vector<std::int32_t> tokens_, targets_;  ///< on the host, as they are uploaded
   std::vector<float> loss_, logits_;            ///< on the host, as they are downloaded
 };

@@ -66,10 +66,7 @@ void initialise(parameter_layout const& layout, model_shape const& shape, std::u
 template <class T>
 void initialise_adapters(parameter_layout const& layout, std::uint64_t seed, T* trained) {
   std::uint64_t index = 0;
-  for (std::int64_t i = 0; i < layout.layers(); ++i)
-    for (placed_projection const* p :
-         {&layout.layer(i).qkv, &layout.layer(i).o, &layout.layer(i).gate_up, &layout.layer(i).down})
-      for (projection::adapted_rows const& a : p->apply.adapters()) a.change.initialise(seed, index++, trained);
+  layout.for_each_adapter([&](adapter const& a) { a.initialise(seed, index++, trained); });
 }
 
 template <class T>
@@ -293,11 +290,12 @@ void language_model<T>::evaluate(ops<T> const& op, step_memory& memory, token_ba
 }
 
 template <class T>
-void language_model<T>::predict(ops<T> const& op, step_memory& memory, token_batch const& in,
+void language_model<T>::predict(ops<T> const& op, step_memory& memory, token_batch const& in, std::int64_t row,
                                 weight_arrays<T> const& weights, T const* rotary, T* logits) {
   scene const s{op, memory, in, *layout_, weights, rotary};
   buffer<T> const normed = forward(s);
-  op.linear(in.rows(), shape_.hidden, shape_.vocabulary, normed, s.weight(layout_->head()), nullptr, logits);
+  op.linear(1, shape_.hidden, shape_.vocabulary, normed + row * shape_.hidden, s.weight(layout_->head()), nullptr,
+            logits);
 }
 
 template void initialise(parameter_layout const&, model_shape const&, std::uint64_t, float*);

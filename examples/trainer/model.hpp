@@ -63,16 +63,20 @@ class parameter_layout {
   parameter_list const& adapters() const { return adapters_; }
   /// What the optimiser changes: the adapters' tensors where there are any, else all.
   parameter_list const& trained() const { return is_frozen() ? adapters_ : full_; }
-  parameter_list const& list() const { return trained(); }
-  std::vector<parameter> const& all() const { return trained().all(); }
-  std::int64_t count() const { return trained().count(); }
   bool is_frozen() const { return how_.adapter.kind != adapter_kind::none; }
   adaptation const& how() const { return how_; }
+
+  /// f(adapter) in the order of adapters().
+  template <class F>
+  void for_each_adapter(F const& f) const {
+    for (layer_weights const& l : layers_)
+      for (placed_projection const* p : {&l.qkv, &l.o, &l.gate_up, &l.down})
+        for (projection::adapted_rows const& a : p->apply.adapters()) f(a.change);
+  }
 
   std::int64_t embedding() const { return embedding_; }
   std::int64_t head() const { return head_; }
   std::int64_t final_norm() const { return final_norm_; }
-  std::int64_t layers() const { return std::int64_t(layers_.size()); }
   layer_weights const& layer(std::int64_t i) const { return layers_[std::size_t(i)]; }
 
  private:
@@ -130,9 +134,9 @@ class language_model {
   void evaluate(ops<T> const& op, step_memory& memory, token_batch const& in, weight_arrays<T> const& weights,
                 T const* rotary, T* loss);
 
-  /// logits[rows, vocabulary].
-  void predict(ops<T> const& op, step_memory& memory, token_batch const& in, weight_arrays<T> const& weights,
-               T const* rotary, T* logits);
+  /// logits[vocabulary] of one row.
+  void predict(ops<T> const& op, step_memory& memory, token_batch const& in, std::int64_t row,
+               weight_arrays<T> const& weights, T const* rotary, T* logits);
 
  private:
   struct scene;  // what every part of one pass needs

@@ -9,6 +9,8 @@
 #include <thread>
 #include <type_traits>
 
+#include "adapter_files.hpp"
+#include "base_checkpoint.hpp"
 #include "error.hpp"
 
 namespace trainer {
@@ -47,6 +49,8 @@ void check_sizes(lm_settings const& s) {
   at_most("ffn", s.ffn, most);
   at_most("context", s.context, most);
   at_most("batch", s.batch, most);
+  at_most("rank", s.rank, most);
+  at_most("accumulate", s.accumulate, most);
   double const layers = double(s.layers), rows = double(s.batch) * double(s.context);
   double const width = double(s.hidden) + double(s.heads + 2 * s.kv_heads) * double(s.head_dim) + 3 * double(s.ffn);
   require(layers * double(s.hidden) * width <= most_numbers, "the model has more than 2^50 weights");
@@ -59,7 +63,8 @@ void check(lm_settings const& s) {
   for_each_field(
       [](field const& f, auto const& value) {
         if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(value)>>)
-          require(value >= 0, std::string("--") + f.name + ": " + text_of(value) + " is negative");
+          require(value >= 0 || (std::string(f.name) == "factor" && value == -1),
+                  std::string("--") + f.name + ": " + text_of(value) + " is negative");
       },
       s);
   check_sizes(s);
@@ -74,8 +79,53 @@ void check(lm_settings const& s) {
   require(s.precision == "f32" || s.precision == "tf32", "--precision: " + s.precision + " is neither f32 nor tf32");
   require(s.precision == "f32" || s.device == "cuda", "--precision tf32 needs --device cuda");
   require(s.ablate == "none" || s.ablate == "attention", "--ablate: " + s.ablate + " is neither none nor attention");
+  require(s.adapter == "none" || s.adapter == "lora" || s.adapter == "lokr",
+          "--adapter: " + s.adapter + " is none of none, lora, lokr");
+  require(s.adapter == "none" || !s.base.empty(), "--adapter " + s.adapter + " needs a --base to adapt");
+  require(s.mirror == "f32" || s.mirror == "bf16" || s.mirror == "bf16-f32",
+          "--mirror: " + s.mirror + " is none of f32, bf16, bf16-f32");
+  require(s.mirror == "f32" || s.adapter != "none", "--mirror " + s.mirror + ": only frozen weights are mirrored");
+  for (std::string const& site : s.adapted().sites)
+    require(std::ranges::find(projection_sites, site) != std::end(projection_sites),
+            "--sites: " + site + " is none of q, k, v, o, gate, up, down");
   require(s.documents == "file" || s.documents == "percent",
           "--documents: " + s.documents + " is neither file nor percent");
+}
+
+/// What comes from files: the sizes of --base, and what --adapter-from says. What the user set must say the same.
+void take_base(lm_settings& s, lm_options const& o) {
+  auto const take = [](char const* name, auto& value, auto const& asked, auto const& found, std::string const& from) {
+    if (asked && *asked != found)
+      throw bad_option(std::string("--") + name + " " + text_of(*asked) + ", but " + from + " has " + text_of(found));
+    value = found;
+  };
+  if (!s.base.empty()) {
+    base_checkpoint const base(s.base);
+    model_shape const& m = base.shape();
+    take("layers", s.layers, o.layers, m.layers, s.base);
+    take("hidden", s.hidden, o.hidden, m.hidden, s.base);
+    take("heads", s.heads, o.heads, m.q_heads, s.base);
+    take("kv-heads", s.kv_heads, o.kv_heads, m.kv_heads, s.base);
+    take("head-dim", s.head_dim, o.head_dim, m.head_dim, s.base);
+    take("ffn", s.ffn, o.ffn, m.ffn, s.base);
+    s.vocabulary_size = m.vocabulary;
+    s.rope_theta = m.rope_theta;
+    s.norm_epsilon = m.epsilon;
+    s.tied = m.tied;
+    if (!o.context) s.context = std::min(s.context, base.positions());
+    require(s.context <= base.positions(),
+            "--context: " + text_of(s.context) + " is more than the " + text_of(base.positions()) + " of " + s.base);
+  }
+  if (s.adapter_from.empty()) return;
+  adaptation const found = read_peft_config(s.adapter_from);
+  std::string sites;
+  for (std::string const& site : found.sites) sites += (sites.empty() ? "" : ",") + site;
+  std::string const kind = found.adapter.kind == adapter_kind::lora ? "lora" : "lokr";
+  take("adapter", s.adapter, o.adapter, kind, s.adapter_from);
+  take("rank", s.rank, o.rank, found.adapter.dim, s.adapter_from);
+  take("alpha", s.alpha, o.alpha, found.adapter.alpha, s.adapter_from);
+  take("factor", s.factor, o.factor, found.adapter.factor, s.adapter_from);
+  take("sites", s.sites, o.sites, sites, s.adapter_from);
 }
 
 }  // namespace
@@ -83,6 +133,19 @@ void check(lm_settings const& s) {
 attention_kind lm_settings::attention() const {
   if (ablate == "attention") return attention_kind::ablated;
   return attn == "exact" ? attention_kind::exact : attention_kind::flash;
+}
+
+adaptation lm_settings::adapted() const {
+  adaptation how;
+  if (adapter == "none") return how;
+  how.adapter = {adapter == "lora" ? adapter_kind::lora : adapter_kind::lokr, rank, alpha, factor};
+  how.storage = mirror == "bf16" ? mirror::bf16 : mirror == "bf16-f32" ? mirror::bf16_f32 : mirror::f32;
+  for (std::size_t at = 0; at <= sites.size();) {
+    std::size_t const end = std::min(sites.find(',', at), sites.size());
+    how.sites.push_back(sites.substr(at, end - at));
+    at = end + 1;
+  }
+  return how;
 }
 
 lm_options preset_named(std::string const& name) {
@@ -118,7 +181,8 @@ void add_lm_options(CLI::App& app, lm_options& o) {
         if (in_small) help += ". Default: " + text_of(*in_small);
         if (in_small && *in_small != *in_tiny) help += ", tiny " + text_of(*in_tiny);
         if (f.zero_is_unset) help += ". 0: unset";
-        app.add_option(std::string("--") + f.name, value, help)->group(f.group);
+        std::string const names = std::string("--") + f.name + (f.other_name ? std::string(",--") + f.other_name : "");
+        app.add_option(names, value, help)->group(f.group);
       },
       o, small, tiny);
   app.add_option("--out", o.out, "directory of everything that the run writes")->capture_default_str()->group("Output");
@@ -185,6 +249,18 @@ lm_settings resolve(lm_options const& o) {
   s.preset = o.preset.value_or("small");
   if (!o.kv_heads && s.heads % s.kv_heads != 0) s.kv_heads = 1;
   if (!o.ffn && o.hidden) s.ffn = s.hidden <= std::numeric_limits<std::int64_t>::max() / 3 ? 3 * s.hidden : s.hidden;
+
+  s.adapter = o.adapter.value_or("none");
+  s.rank = o.rank.value_or(16);
+  s.factor = o.factor.value_or(8);
+  s.sites = o.sites.value_or("q,k,v,o,gate,up,down");
+  s.mirror = o.mirror.value_or("f32");
+  s.accumulate = o.accumulate.value_or(1);
+  take_base(s, o);
+  if (s.adapter != "none") {
+    if (!o.learning_rate) s.learning_rate = s.adapter == "lora" ? 1e-4 : 2e-3;
+    if (!o.weight_decay) s.weight_decay = 0.01;
+  }
 
   auto const part_of_steps = [&](std::int64_t parts) {
     return std::max<std::int64_t>(1, (s.steps + parts - 1) / parts);

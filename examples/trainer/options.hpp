@@ -22,6 +22,9 @@ namespace trainer {
 template <template <class> class Wrap>
 struct lm_fields {
   Wrap<std::string> preset, documents, attn, ablate, prompt, device, precision;
+  Wrap<std::string> base, adapter, adapter_from, sites, mirror;
+  Wrap<std::int64_t> rank, factor, accumulate;
+  Wrap<double> alpha;
   Wrap<std::int64_t> max_len, seed, layers, hidden, heads, kv_heads, head_dim, ffn, context, batch, steps, warmup;
   Wrap<double> validation_share, learning_rate, weight_decay, clip;
   Wrap<std::int64_t> threads, validate_every, checkpoint_every, keep_last, log_every, sample_bytes;
@@ -42,7 +45,17 @@ struct lm_settings : lm_fields<plain> {
   std::string out;
   std::set<std::string> from_user;
 
-  model_shape model() const { return {256, layers, hidden, heads, kv_heads, head_dim, ffn, 10000}; }
+  /// What a base checkpoint says of its model beside the fields.
+  std::int64_t vocabulary_size = model_shape{}.vocabulary;
+  double rope_theta = model_shape{}.rope_theta, norm_epsilon = model_shape{}.epsilon;
+  bool tied = true;
+
+  model_shape model() const {
+    return {vocabulary_size, layers, hidden, heads, kv_heads, head_dim, ffn, rope_theta, norm_epsilon, tied};
+  }
+  adaptation adapted() const;
+  /// Windows of a step.
+  std::int64_t windows_per_step() const { return batch * accumulate; }
   adamw_settings optimiser() const { return {.weight_decay = weight_decay, .clip = clip}; }
   attention_kind attention() const;
 };
@@ -54,6 +67,7 @@ struct field {
   char const* help;
   bool zero_is_unset = true;   ///< 0 on the command line is the same as leaving the option out
   bool changes_result = true;  ///< a resumed run must have the value of the run that it continues
+  char const* other_name = nullptr;
 };
 
 /// f(field, set.member ...) for every option, with the same member of each set.
@@ -81,10 +95,38 @@ void for_each_field(F&& f, Sets&... sets) {
     sets.attn...);
   f(field{"Model", "ablate", "none, or attention: its output is zero, to see what it is worth", is_value},
     sets.ablate...);
-  f(field{"Training", "context", "bytes of a window"}, sets.context...);
-  f(field{"Training", "batch", "windows of a step"}, sets.batch...);
+  f(field{"Base and adapter", "base",
+          "directory of a Hugging Face Qwen3 checkpoint to start from; its sizes and its tokenizer.json, if it has "
+          "one, "
+          "are taken",
+          is_value},
+    sets.base...);
+  f(field{"Base and adapter", "adapter",
+          "none: every weight is trained; lora or lokr: the base is frozen and so much beside it is trained", is_value},
+    sets.adapter...);
+  f(field{"Base and adapter", "adapter-from", "directory of a PEFT adapter to go on from, which says all of the below",
+          is_value},
+    sets.adapter_from...);
+  f(field{"Base and adapter", "rank", "rank of LoRA; of LoKR, where a factor is large enough to be split. Default: 16",
+          unset, true, "dim"},
+    sets.rank...);
+  f(field{"Base and adapter", "alpha", "the change is scaled by alpha / rank. Default: --rank"}, sets.alpha...);
+  f(field{"Base and adapter", "factor",
+          "LoKR: the largest first factor of a side; -1: as near the root as possible. Default: 8"},
+    sets.factor...);
+  f(field{"Base and adapter", "sites", "projections with an adapter, of q,k,v,o,gate,up,down. Default: all", is_value},
+    sets.sites...);
+  f(field{"Base and adapter", "mirror",
+          "how the frozen projections are stored and multiplied: f32; bf16: both in bf16; bf16-f32: stored in bf16, "
+          "multiplied in f32",
+          is_value},
+    sets.mirror...);
+  f(field{"Training", "context", "tokens of a window"}, sets.context...);
+  f(field{"Training", "batch", "windows that are computed at once"}, sets.batch...);
+  f(field{"Training", "accumulate", "batches whose gradients make one step"}, sets.accumulate...);
   f(field{"Training", "steps", "optimiser steps"}, sets.steps...);
-  f(field{"Training", "lr", "peak learning rate"}, sets.learning_rate...);
+  f(field{"Training", "lr", "peak learning rate. Default with --adapter lora 0.0001, lokr 0.002"},
+    sets.learning_rate...);
   f(field{"Training", "warmup", "steps over which the learning rate rises; 0: none. Default: a twentieth of --steps",
           is_value},
     sets.warmup...);

@@ -49,14 +49,14 @@ class window_order {
 };
 
 /// Copies the window at `begin` into one row of a batch; beyond the stream's end targets are no_target and tokens 0.
-inline void copy_window(std::span<std::uint8_t const> stream, std::int64_t begin, std::int64_t length,
+inline void copy_window(std::span<std::int32_t const> stream, std::int64_t begin, std::int64_t length,
                         std::int32_t* tokens, std::int32_t* targets) {
   auto const size = std::int64_t(stream.size());
   for (std::int64_t i = 0; i < length; ++i) {
     std::int64_t const at = begin + i;
     bool const has_target = at + 1 < size;
     tokens[i] = has_target ? stream[std::size_t(at)] : 0;
-    targets[i] = has_target ? std::int32_t(stream[std::size_t(at + 1)]) : no_target;
+    targets[i] = has_target ? stream[std::size_t(at + 1)] : no_target;
   }
 }
 

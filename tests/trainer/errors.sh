@@ -45,6 +45,18 @@ expect 10 "error: out-exists: lanewise-train-out holds a run" "$train" lm --pres
 expect 11 "error: loss-not-finite: step 2: " "${quick[@]}" --lr 1e30
 expect 11 "error: loss-not-finite: validation after step 1: loss " "$train" lm --preset tiny --steps 1 --sample-bytes 0 --overwrite --lr inf
 
+# A base and its adapter.
+mkdir empty
+expect 4 "error: no-samples: no document is left of 0 files" "${quick[@]}" --data empty
+expect 13 "error: bad-base: --base: there is no directory nowhere" "${quick[@]}" --base nowhere
+expect 2 "error: bad-option: --adapter lora needs a --base to adapt" "${quick[@]}" --adapter lora
+expect 0 "" "$train" lm --preset tiny --steps 3 --sample-bytes 0 --out base
+expect 0 "12288 weights beside 90560 frozen ones" "${quick[@]}" --base base --adapter lora --rank 6
+[ -f lanewise-train-out/adapter_model.safetensors ] || fail "no adapter was written"
+expect 11 "error: loss-not-finite: validation after step 1: " "${quick[@]}" --base base --adapter lokr --dim 4 --lr 1e30
+truncate -s 100000 base/model.safetensors
+expect 13 "error: bad-base: base/model.safetensors: tensor '" "${quick[@]}" --base base --adapter lora
+
 # A directory belongs to one process at a time: --resume beside a run that has lost its terminal spoils neither.
 "$train" lm --preset tiny --steps 1000000 --checkpoint-every 10 --sample-bytes 0 --out busy >/dev/null &
 pid=$!

@@ -49,8 +49,8 @@ struct bench {
 
   bench(model_shape const& s, attention_kind attention, std::int64_t batch, std::int64_t sequence, int threads = 2)
       : shape(s), batch(batch), sequence(sequence), pool(threads), layout(s), model(s, attention, layout),
-        weights(std::size_t(layout.count())), gradients(weights.size()), rotary(std::size_t(sequence * s.head_dim)),
-        loss(std::size_t(batch * sequence)) {
+        weights(std::size_t(layout.full().count())), gradients(weights.size()),
+        rotary(std::size_t(sequence * s.head_dim)), loss(std::size_t(batch * sequence)) {
     cpu_ops<T> const op(workers::planning_for(threads));
     token_batch const none{batch, sequence, nullptr, nullptr};
     memory.graph(0);
@@ -58,7 +58,7 @@ struct bench {
     memory.graph(1);
     model.evaluate(op, memory, none, {}, nullptr, nullptr);
     memory.graph(2);
-    model.predict(op, memory, none, {}, nullptr, nullptr);
+    model.predict(op, memory, none, 0, {}, nullptr, nullptr);
     memory.plan();
     memory.bind();
     initialise(layout, s, 5, weights.data());
@@ -107,7 +107,7 @@ TEST_CASE("the loss is that of an independent implementation in f64") {
     CAPTURE(zeroed);
     bench<double> b(tiny, zeroed ? attention_kind::ablated : attention_kind::exact, 2, 9);
     test::naive_model naive{11, 2, 12, 4, 2, 6, 10, 50, {}, zeroed};
-    for (parameter const& p : b.layout.all())
+    for (parameter const& p : b.layout.full().all())
       naive.weights[p.name].assign(b.weights.begin() + p.offset, b.weights.begin() + p.offset + p.count);
     b.evaluate();
     for (std::size_t row = 0; row < 2; ++row) {
@@ -126,7 +126,7 @@ TEST_CASE("the gradient of every weight, by finite differences") {
     bench<double> b(tiny, kind, 2, 7, 1);  // thousands of evaluations, each too small to share
     b.train();
     std::vector<double> const analytic = b.gradients;
-    for (parameter const& p : b.layout.all()) {
+    for (parameter const& p : b.layout.full().all()) {
       std::vector<double> part(b.weights.begin() + p.offset, b.weights.begin() + p.offset + p.count);
       std::vector<double> const gradient(analytic.begin() + p.offset, analytic.begin() + p.offset + p.count);
       auto const loss = [&] {
@@ -228,17 +228,17 @@ TEST_CASE("a step uses its plan to the last byte") {
 TEST_CASE("layout: Hugging Face's names in order, without gaps; the same seed draws the same weights") {
   parameter_layout const layout(tiny);
   std::int64_t at = 0;
-  for (parameter const& p : layout.all()) {
+  for (parameter const& p : layout.full().all()) {
     CHECK(p.offset == at);
     CHECK(p.is_matrix == !has(p.name, "norm"));
     at += p.count;
   }
-  CHECK(at == layout.count());
-  CHECK(layout.all().size() == 1 + 2 * 11 + 1);
-  CHECK(layout.all()[2].name == "model.layers.0.self_attn.q_proj.weight");
-  CHECK(layout.all()[2].shape == std::vector<std::int64_t>{24, 12});
+  CHECK(at == layout.full().count());
+  CHECK(layout.full().all().size() == 1 + 2 * 11 + 1);
+  CHECK(layout.full().all()[2].name == "model.layers.0.self_attn.q_proj.weight");
+  CHECK(layout.full().all()[2].shape == std::vector<std::int64_t>{24, 12});
 
-  std::vector<float> a(std::size_t(layout.count())), b(a.size()), c(a.size());
+  std::vector<float> a(std::size_t(layout.full().count())), b(a.size()), c(a.size());
   initialise(layout, tiny, 1, a.data());
   initialise(layout, tiny, 1, b.data());
   initialise(layout, tiny, 2, c.data());
@@ -250,7 +250,7 @@ TEST_CASE("layout: Hugging Face's names in order, without gaps; the same seed dr
       square += double(a[std::size_t(p.offset + i)]) * double(a[std::size_t(p.offset + i)]);
     return std::sqrt(square / double(p.count));
   };
-  for (parameter const& p : layout.all()) {
+  for (parameter const& p : layout.full().all()) {
     bool const to_residual = has(p.name, "o_proj") || has(p.name, "down_proj");
     double const expected = !p.is_matrix ? 1 : to_residual ? 0.02 / std::sqrt(2.0 * 2) : 0.02;
     CHECK(deviation(p) == doctest::Approx(expected).epsilon(0.25));  // 120 numbers: a standard error of 6.5%

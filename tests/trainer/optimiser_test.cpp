@@ -20,10 +20,10 @@ model_shape const shape{.vocabulary = 300,
 
 TEST_CASE("three steps equal the equations in f64; gains are not decayed; the norm is clipped") {
   parameter_layout const layout(shape);
-  std::size_t const n = std::size_t(layout.count());
-  REQUIRE(layout.all()[0].count > 1 << 14);  // a weight of more than one piece
+  std::size_t const n = std::size_t(layout.full().count());
+  REQUIRE(layout.full().all()[0].count > 1 << 14);  // a weight of more than one piece
   adamw_settings const s{.beta1 = 0.8, .beta2 = 0.9, .epsilon = 1e-6, .weight_decay = 0.3, .clip = 2.0};
-  adamw const optimiser(s, layout.list());
+  adamw const optimiser(s, layout.full());
   lanewise::thread_pool pool(3);
   cpu_ops<float> const op{workers(pool)};
   std::vector<float> w = test::normal<float>(n, 1), m(n), v(n);
@@ -31,7 +31,7 @@ TEST_CASE("three steps equal the equations in f64; gains are not decayed; the no
   double norm = 0;
   std::vector<double> w64(w.begin(), w.end()), m64(n), v64(n);
   std::vector<bool> decays(n);
-  for (parameter const& p : layout.all())
+  for (parameter const& p : layout.full().all())
     for (std::int64_t i = 0; i < p.count; ++i) decays[std::size_t(p.offset + i)] = p.is_matrix;
   for (int t = 1; t <= 3; ++t) {
     // The first two norms are far above the clip, the third is below it.
@@ -59,8 +59,8 @@ TEST_CASE("three steps equal the equations in f64; gains are not decayed; the no
 
 TEST_CASE("a gradient that is not finite changes nothing") {
   parameter_layout const layout(shape);
-  std::size_t const n = std::size_t(layout.count());
-  adamw const optimiser({}, layout.list());
+  std::size_t const n = std::size_t(layout.full().count());
+  adamw const optimiser({}, layout.full());
   lanewise::thread_pool pool(2);
   cpu_ops<float> const op{workers(pool)};
   std::vector<float> w = test::normal<float>(n, 1), g = test::normal<float>(n, 2), m(n), v(n);

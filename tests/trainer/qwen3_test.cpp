@@ -2,26 +2,20 @@
 // checkpoint may not be.
 #include <nlohmann/json.hpp>
 
-#include "../../examples/common/safetensors.hpp"
-#include "base_checkpoint.hpp"
 #include "error.hpp"
-#include "support.hpp"
+#include "loaded_qwen3.hpp"
 
 using namespace trainer;
-using test::relative_error;
+using test::copied, test::loaded_qwen3, test::relative_error;
 using json = nlohmann::json;
 
 namespace {
 
 bool has(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
 
-/// A copy of a folder of data, to be spoiled.
-struct copied {
-  test::scratch dir;
-  explicit copied(std::string const& name) {
-    for (auto const& entry : std::filesystem::directory_iterator(test::data(name)))
-      std::filesystem::copy(entry.path(), dir.path / entry.path().filename());
-  }
+/// A copy of a checkpoint, to be spoiled.
+struct copied_model : copied {
+  using copied::copied;
   template <class F>
   void change_config(F const& f) const {
     json j = json::parse(std::ifstream(dir.path / "config.json"));
@@ -45,56 +39,15 @@ struct copied {
   }
 };
 
-/// A checkpoint in memory, ready to run on the batch of its reference.
-struct loaded {
-  base_checkpoint base;
-  safetensors::file reference;
-  parameter_layout layout;
-  std::vector<float> weights, gradients, loss, rotary;
-  std::vector<std::int32_t> tokens, targets;
-  lanewise::thread_pool pool{2};
-  step_memory memory;
-
-  explicit loaded(std::string const& name)
-      : base(test::data(name)), reference(safetensors::read(test::data(name) / "reference.safetensors")),
-        layout(base.shape()), weights(std::size_t(layout.full().count())), gradients(weights.size()), loss(42),
-        rotary(std::size_t(21 * base.shape().head_dim)),
-        tokens(safetensors::values<std::int32_t>(safetensors::at(reference, "tokens"))),
-        targets(safetensors::values<std::int32_t>(safetensors::at(reference, "targets"))) {
-    base.load(layout,
-              [&](parameter const& p, std::span<float const> values) {
-                std::copy(values.begin(), values.end(), weights.begin() + p.offset);
-              },
-              {});
-    fill_rotary_table(21, base.shape().head_dim, base.shape().rope_theta, rotary.data());
-  }
-  /// The mean loss over what has a target.
-  double train(attention_kind kind) {
-    language_model<float> model(base.shape(), kind, layout);
-    cpu_ops<float> const planning(workers::planning_for(2)), op{workers(pool)};
-    auto const count = float(std::count_if(targets.begin(), targets.end(), [](int t) { return t != no_target; }));
-    memory.graph(0);
-    model.train(planning, memory, {2, 21, nullptr, nullptr}, {}, nullptr, 0, nullptr, nullptr);
-    memory.plan();
-    memory.bind();
-    memory.graph(0);
-    model.train(op, memory, {2, 21, tokens.data(), targets.data()}, {weights.data()}, rotary.data(), 1 / count,
-                gradients.data(), loss.data());
-    double sum = 0;
-    for (float l : loss) sum += double(l);
-    return sum / double(count);
-  }
-};
-
 }  // namespace
 
 TEST_CASE("loss and gradients are transformers', for a tied bf16 model and an untied one in shards") {
   for (char const* const name : {"qwen3_tied", "qwen3_untied"})
     for (attention_kind const kind : {attention_kind::exact, attention_kind::flash}) {
       CAPTURE(name);
-      loaded m(name);
+      loaded_qwen3 m(name, kind);
       double const expected = safetensors::numbers<double>(safetensors::at(m.reference, "loss"))[0];
-      CHECK(std::abs(m.train(kind) - expected) <= 1e-5);
+      CHECK(std::abs(m.train() - expected) <= 1e-5);
       REQUIRE(m.reference.tensors.size() == m.layout.full().all().size() + 3);
       for (parameter const& p : m.layout.full().all()) {
         CAPTURE(p.name);
@@ -122,7 +75,7 @@ TEST_CASE("config.json: the sizes, and what is not computed here is refused") {
   CHECK(tied.positions() == 64);
   CHECK(tied.separator() == 0);
   auto const error = [](auto const& change) {
-    copied const c("qwen3_tied");
+    copied_model const c("qwen3_tied");
     c.change_config(change);
     return c.error();
   };
@@ -146,30 +99,33 @@ TEST_CASE("config.json: the sizes, and what is not computed here is refused") {
 }
 
 TEST_CASE("a checkpoint that is missing, cut short or another model's is refused by name") {
-  CHECK(has(copied("qwen3_tied").error(), "no error"));
+  CHECK(has(copied_model("qwen3_tied").error(), "no error"));
   auto const spoiled = [](char const* model, auto const& spoil) {
-    copied const c(model);
+    copied_model const c(model);
     spoil(c);
     return c.error();
   };
-  CHECK(has(spoiled("qwen3_tied", [](copied const& c) { std::filesystem::remove(c.dir.path / "model.safetensors"); }),
-            "model.safetensors: cannot open"));
-  CHECK(has(spoiled("qwen3_tied", [](copied const& c) { std::filesystem::remove(c.dir.path / "config.json"); }),
+  CHECK(has(
+      spoiled("qwen3_tied", [](copied_model const& c) { std::filesystem::remove(c.dir.path / "model.safetensors"); }),
+      "model.safetensors: cannot open"));
+  CHECK(has(spoiled("qwen3_tied", [](copied_model const& c) { std::filesystem::remove(c.dir.path / "config.json"); }),
             "config.json: cannot open"));
-  CHECK(has(spoiled("qwen3_tied", [](copied const& c) { c.dir.write("config.json", "{"); }), "bad-base: "));
-  CHECK(has(spoiled("qwen3_tied",
-                    [](copied const& c) { std::filesystem::resize_file(c.dir.path / "model.safetensors", 100'000); }),
-            "bad-base: "));
+  CHECK(has(spoiled("qwen3_tied", [](copied_model const& c) { c.dir.write("config.json", "{"); }), "bad-base: "));
+  CHECK(has(
+      spoiled("qwen3_tied",
+              [](copied_model const& c) { std::filesystem::resize_file(c.dir.path / "model.safetensors", 100'000); }),
+      "bad-base: "));
+  CHECK(has(
+      spoiled("qwen3_untied",
+              [](copied_model const& c) { std::filesystem::remove(c.dir.path / "model-00002-of-00003.safetensors"); }),
+      "model-00002-of-00003.safetensors: cannot open"));
   CHECK(has(spoiled("qwen3_untied",
-                    [](copied const& c) { std::filesystem::remove(c.dir.path / "model-00002-of-00003.safetensors"); }),
-            "model-00002-of-00003.safetensors: cannot open"));
-  CHECK(has(spoiled("qwen3_untied",
-                    [](copied const& c) {
+                    [](copied_model const& c) {
                       c.dir.write("model.safetensors.index.json", "{\"weight_map\": {\"a\": \"../b\"}}");
                     }),
             "the file of a is \"../b\""));
   auto const tensors = [&](auto const& change) {
-    return spoiled("qwen3_tied", [&](copied const& c) { c.change_tensors(change); });
+    return spoiled("qwen3_tied", [&](copied_model const& c) { c.change_tensors(change); });
   };
   std::string const down = "model.layers.1.mlp.down_proj.weight", norm = "model.norm.weight";
   CHECK(has(tensors([&](auto& t) { t.erase(down); }), "no tensor " + down));

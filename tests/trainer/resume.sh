@@ -35,7 +35,7 @@ same straight/model.safetensors broken/model.safetensors
 expect 9 "error: resume-mismatch: --lr is 0.5" "${run[@]}" --out broken --resume --lr 0.5
 expect 9 "error: resume-mismatch: --steps is 500, but the run to continue has 400" "$train" lm --out broken --resume --steps 500
 mkdir text && seq 5000 >text/numbers
-expect 9 "error: resume-mismatch: the text differs" "$train" lm --out broken --resume --data text --documents percent
+expect 9 "error: resume-mismatch: the text, or the frozen base, differs" "$train" lm --out broken --resume --data text --documents percent
 LC_ALL=C sed 's/\\"layers\\":{/\\"layers\\"?{/' broken/checkpoint-000350.safetensors >broken/checkpoint-000401.safetensors
 cmp -s broken/checkpoint-000350.safetensors broken/checkpoint-000401.safetensors && fail "no options to spoil" || true
 expect 8 "error: bad-checkpoint: broken/checkpoint-000401.safetensors: its options or its log cannot be read" "$train" lm --out broken --resume

@@ -196,7 +196,7 @@ TEST_CASE("a broken checkpoint is refused with its path and reason") {
   std::filesystem::resize_file(path, std::filesystem::file_size(path) - 10);
   CHECK(has(error_of([&] { read_header(path); }), "bad-checkpoint: " + path.string()));
   CHECK(has(error_of([&] { read_header(dir.path / "checkpoint-000005.safetensors"); }), "bad-checkpoint"));
-  save_model(directory, r.s.model(), 64, r.trainer);
+  save_model(directory, r.s, r.trainer);
   CHECK(has(error_of([&] { read_header(dir.path / "model.safetensors"); }), "bad-checkpoint"));
 }
 
@@ -217,7 +217,7 @@ TEST_CASE("the final model has Hugging Face's names, shapes and configuration") 
   scratch dir;
   run_directory const directory(dir.path, 0);
   run r(settings());
-  save_model(directory, r.s.model(), 64, r.trainer);
+  save_model(directory, r.s, r.trainer);
   nlohmann::json const config = nlohmann::json::parse(std::ifstream(dir.path / "config.json"));
   CHECK(config.at("model_type") == "qwen3");
   CHECK(config.at("num_key_value_heads") == 1);

@@ -185,7 +185,7 @@ TEST_CASE("the order is a function of the position: asking in any order changes 
 }
 
 TEST_CASE("copy_window pairs each token with the next; past the end nothing is a target") {
-  std::vector<std::uint8_t> const stream{10, 20, 30, 40};
+  std::vector<std::int32_t> const stream{10, 20, 30, 40};
   std::vector<std::int32_t> tokens(4), targets(4);
   copy_window(stream, 1, 4, tokens.data(), targets.data());
   CHECK(tokens == std::vector<std::int32_t>{20, 30, 0, 0});
