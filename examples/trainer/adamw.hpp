@@ -29,6 +29,8 @@ struct adamw_arrays {
 class adamw {
  public:
   adamw(adamw_settings const& settings, parameter_list const& trained);
+  /// Tensors that are updated elsewhere come last in segments() and count for the norm alone.
+  adamw(adamw_settings const& settings, parameter_list const& trained, bool (*elsewhere)(parameter const&));
 
   /// One update; t counts from 1. Where the norm is not finite only the norm is written.
   void update(ops<float> const& op, std::int64_t t, double learning_rate, adamw_arrays const& on) const;
@@ -39,6 +41,7 @@ class adamw {
  private:
   adamw_settings settings_;
   std::vector<segment> segments_;
+  std::int64_t updated_;  ///< segments of its own
 };
 
 /// Linear from 0 over `warmup` steps, then a cosine from `peak` to a tenth of it at `steps`; t counts from 1.

@@ -45,6 +45,12 @@ attention_site site_of(lm_settings const& s) {
   return {s.attention(), {s.batch, s.context, s.context, s.heads, s.kv_heads, s.head_dim, attention_mask::causal()}};
 }
 
+/// Muon, or with nothing left to it AdamW alone.
+muon optimiser_of(lm_settings const& s, parameter_layout const& layout) {
+  return {s.optimiser(), layout.trained(),
+          s.optimizer == "muon" ? muon::takes : [](parameter const&) { return false; }};
+}
+
 window_order order_of(lm_settings const& s, vocabulary const& words, token_stream const& train) {
   auto const size = std::int64_t(train.tokens.size());
   if (size < s.context + 1)
@@ -66,7 +72,7 @@ std::unique_ptr<device> device_of(lm_settings const& settings) {
 }
 
 lm_trainer::persistent_ids lm_trainer::record(lm_settings const& s, parameter_layout const& layout,
-                                              adamw const& optimiser, device const& on, step_memory& memory) {
+                                              muon const& optimiser, device const& on, step_memory& memory) {
   ops<float> const& op = on.planner();
   language_model<float> model(s.model(), s.attention(), layout);
   std::int64_t const rows = s.batch * s.context;
@@ -77,13 +83,13 @@ lm_trainer::persistent_ids lm_trainer::record(lm_settings const& s, parameter_la
                            .gradients = memory.persistent<float>(trained, "gradients"),
                            .m = memory.persistent<float>(trained, "first moments"),
                            .v = memory.persistent<float>(trained, "second moments"),
-                           .squares = memory.persistent<double>(optimiser.segment_count(), "squares"),
+                           .squares = memory.persistent<double>(optimiser.rest().segment_count(), "squares"),
                            .rotary = memory.persistent<float>(s.context * s.head_dim, "rotary"),
                            .tokens = memory.persistent<std::int32_t>(rows, "tokens"),
                            .targets = memory.persistent<std::int32_t>(rows, "targets"),
                            .loss = memory.persistent<float>(rows, "loss"),
                            .logits = memory.persistent<float>(s.vocabulary_size, "sample logits"),
-                           .segments = memory.persistent<segment>(optimiser.segment_count(), "segments"),
+                           .segments = memory.persistent<segment>(optimiser.rest().segment_count(), "segments"),
                            .norm = memory.persistent<double>(1, "norm"),
                            .room = memory.persistent<std::byte>(std::int64_t(on.room()), "library workspace")};
   memory.graph(train_graph);
@@ -94,6 +100,8 @@ lm_trainer::persistent_ids lm_trainer::record(lm_settings const& s, parameter_la
   model.predict(op, memory, {1, s.context, nullptr, nullptr}, 0, {}, nullptr, nullptr);
   memory.graph(probe_graph);
   memory.take<std::byte>(std::int64_t(probe_bytes(op, site_of(s))), "attention probe");
+  memory.graph(optimise_graph);
+  optimiser.update(op, memory, 1, 0, {}, nullptr);
   memory.plan();
   return ids;
 }
@@ -101,7 +109,7 @@ lm_trainer::persistent_ids lm_trainer::record(lm_settings const& s, parameter_la
 std::size_t lm_trainer::estimate(lm_settings const& s, device const& on) {
   step_memory memory;
   parameter_layout const layout(s.model(), s.adapted());
-  record(s, layout, adamw(s.optimiser(), layout.trained()), on, memory);
+  record(s, layout, optimiser_of(s, layout), on, memory);
   return memory.peak();
 }
 
@@ -109,7 +117,7 @@ lm_trainer::lm_trainer(lm_settings const& s, text_data const& data, device& on, 
     : settings_(s), base_(s.base.empty() ? std::nullopt : std::optional<base_checkpoint>(s.base)),
       vocabulary_(base_ ? vocabulary(*base_) : vocabulary()), train_(vocabulary_.encode(data.train)),
       validation_(vocabulary_.encode(data.validation)), on_(&on), layout_(s.model(), s.adapted()),
-      optimiser_(s.optimiser(), layout_.trained()), model_(s.model(), s.attention(), layout_),
+      optimiser_(optimiser_of(s, layout_)), model_(s.model(), s.attention(), layout_),
       order_(order_of(s, vocabulary_, train_)), refused_(train_.refused + validation_.refused),
       tokens_(std::size_t(s.batch * s.context)), targets_(tokens_.size()), loss_(tokens_.size()),
       logits_(std::size_t(s.vocabulary_size)) {
@@ -132,7 +140,8 @@ lm_trainer::lm_trainer(lm_settings const& s, text_data const& data, device& on, 
   std::vector<float> rotary(std::size_t(s.context * s.head_dim));
   fill_rotary_table(s.context, s.head_dim, s.model().rope_theta, rotary.data());
   on.op().upload(s.context * s.head_dim, rotary.data(), memory_.at<float>(ids_.rotary));
-  on.op().upload(optimiser_.segment_count(), optimiser_.segments().data(), memory_.at<segment>(ids_.segments));
+  on.op().upload(optimiser_.rest().segment_count(), optimiser_.rest().segments().data(),
+                 memory_.at<segment>(ids_.segments));
   if (layout_.is_frozen()) load_base(*base_);
 }
 
@@ -234,8 +243,8 @@ step_result lm_trainer::step(std::int64_t t) {
   }
   step_result r{.loss = sum / double(rows),
                 .learning_rate = learning_rate_at(t, settings_.warmup, settings_.steps, settings_.learning_rate)};
-  optimiser_.update(op, t, r.learning_rate, arrays);
-  op.download(1, arrays.norm, &r.gradient_norm);
+  memory_.graph(optimise_graph);
+  r.gradient_norm = optimiser_.update(op, memory_, t, r.learning_rate, arrays, gradients);
   if (!std::isfinite(r.loss) || !std::isfinite(r.gradient_norm))
     throw loss_not_finite("step " + std::to_string(t) + ": loss " + std::to_string(r.loss) + ", gradient norm " +
                           std::to_string(r.gradient_norm) +

@@ -13,6 +13,7 @@
 #include "adamw.hpp"
 #include "device.hpp"
 #include "model.hpp"
+#include "muon.hpp"
 #include "options.hpp"
 #include "text_data.hpp"
 #include "vocabulary.hpp"
@@ -77,12 +78,12 @@ class lm_trainer {
   step_memory& memory() { return memory_; }
 
  private:
-  enum graph : std::size_t { train_graph, evaluate_graph, sample_graph, probe_graph };
+  enum graph : std::size_t { train_graph, evaluate_graph, sample_graph, probe_graph, optimise_graph };
   struct persistent_ids {
     lanewise::tensor_id full, half, adapters, gradients, m, v, squares, rotary, tokens, targets, loss, logits, segments,
         norm, room;
   };
-  static persistent_ids record(lm_settings const& s, parameter_layout const& layout, adamw const& optimiser,
+  static persistent_ids record(lm_settings const& s, parameter_layout const& layout, muon const& optimiser,
                                device const& on, step_memory& memory);
   token_batch batch(std::int64_t windows) const;
   void upload_windows(std::int64_t windows);
@@ -96,7 +97,7 @@ class lm_trainer {
   token_stream train_, validation_;
   device* on_;
   parameter_layout layout_;
-  adamw optimiser_;
+  muon optimiser_;
   language_model<float> model_;
   window_order order_;
   step_memory memory_;

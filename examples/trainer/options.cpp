@@ -85,6 +85,8 @@ void check(lm_settings const& s) {
   require(s.mirror == "f32" || s.mirror == "bf16" || s.mirror == "bf16-f32",
           "--mirror: " + s.mirror + " is none of f32, bf16, bf16-f32");
   require(s.mirror == "f32" || s.adapter != "none", "--mirror " + s.mirror + ": only frozen weights are mirrored");
+  require(s.optimizer == "adamw" || s.optimizer == "muon",
+          "--optimizer: " + s.optimizer + " is neither adamw nor muon");
   for (std::string const& site : s.adapted().sites)
     require(std::ranges::find(projection_sites, site) != std::end(projection_sites),
             "--sites: " + site + " is none of q, k, v, o, gate, up, down");
@@ -255,6 +257,7 @@ lm_settings resolve(lm_options const& o) {
   s.factor = o.factor.value_or(8);
   s.sites = o.sites.value_or("q,k,v,o,gate,up,down");
   s.mirror = o.mirror.value_or("f32");
+  s.optimizer = o.optimizer.value_or("adamw");
   s.accumulate = o.accumulate.value_or(1);
   take_base(s, o);
   if (s.adapter != "none") {

@@ -22,7 +22,7 @@ namespace trainer {
 template <template <class> class Wrap>
 struct lm_fields {
   Wrap<std::string> preset, documents, attn, ablate, prompt, device, precision;
-  Wrap<std::string> base, adapter, adapter_from, sites, mirror;
+  Wrap<std::string> base, adapter, adapter_from, sites, mirror, optimizer;
   Wrap<std::int64_t> rank, factor, accumulate;
   Wrap<double> alpha;
   Wrap<std::int64_t> max_len, seed, layers, hidden, heads, kv_heads, head_dim, ffn, context, batch, steps, warmup;
@@ -125,6 +125,9 @@ void for_each_field(F&& f, Sets&... sets) {
   f(field{"Training", "batch", "windows that are computed at once"}, sets.batch...);
   f(field{"Training", "accumulate", "batches whose gradients make one step"}, sets.accumulate...);
   f(field{"Training", "steps", "optimiser steps"}, sets.steps...);
+  f(field{"Training", "optimizer", "adamw; or muon for matrices of 16 or more rows and columns, AdamW for the rest",
+          is_value},
+    sets.optimizer...);
   f(field{"Training", "lr", "peak learning rate. Default with --adapter lora 0.0001, lokr 0.002"},
     sets.learning_rate...);
   f(field{"Training", "warmup", "steps over which the learning rate rises; 0: none. Default: a twentieth of --steps",

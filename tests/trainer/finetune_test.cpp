@@ -79,7 +79,8 @@ std::vector<std::string> adapting(std::vector<std::string> more) {
     safetensors::write(dir.path / "model.safetensors", f);
     made = true;
   }
-  more.insert(more.end(), {"--base", dir.path.string(), "--lr", "0.01"});
+  more.insert(more.end(), {"--base", dir.path.string()});
+  if (std::ranges::find(more, "--lr") == more.end()) more.insert(more.end(), {"--lr", "0.01"});
   return more;
 }
 
@@ -183,6 +184,22 @@ TEST_CASE("batches that are accumulated make the step that one batch of all make
     CHECK(a.gradient_norm == doctest::Approx(b.gradient_norm).epsilon(1e-4));
   }
   CHECK(one.trainer.position_after(3) == two.trainer.position_after(3));
+}
+
+TEST_CASE("a run with Muon learns, and continues from a checkpoint to the same bits") {
+  scratch dir;
+  run_directory const directory(dir.path, 0);
+  std::vector<std::string> const options =
+      adapting({"--adapter", "lora", "--rank", "16", "--optimizer", "muon", "--lr", "0.005"});
+  run straight(options), first(options), second(options);
+  double const before = straight.trainer.validate();
+  std::vector<double> const losses = straight.steps(1, 12);
+  CHECK(straight.trainer.validate() < before - 0.01);
+  first.steps(1, 5);
+  save_checkpoint(directory, {5, to_json(first.s), "d", ""}, first.trainer);
+  load_weights(directory.checkpoint_path(5), second.trainer);
+  CHECK(second.steps(6, 12) == std::vector<double>(losses.begin() + 5, losses.end()));
+  CHECK(second.weights() == straight.weights());
 }
 
 TEST_CASE("options that do not fit, and a base that is not there, are refused by name") {

@@ -1,7 +1,8 @@
-// AdamW against its equations in f64, the learning rate's schedule, the random numbers.
+// AdamW and Muon against their equations in f64, the learning rate's schedule, the random numbers.
 #include "adamw.hpp"
 
 #include "model.hpp"
+#include "muon.hpp"
 #include "random.hpp"
 #include "support.hpp"
 
@@ -55,6 +56,103 @@ TEST_CASE("three steps equal the equations in f64; gains are not decayed; the no
   CHECK(test::relative_error(w, w64) < 1e-6);
   CHECK(test::relative_error(m, m64) < 1e-6);
   CHECK(test::relative_error(v, v64) < 1e-6);
+}
+
+namespace {
+
+using matrix = std::vector<double>;
+matrix product(matrix const& a, matrix const& b, std::size_t inner) {
+  std::size_t const m = a.size() / inner, n = b.size() / inner;
+  matrix c(m * n);
+  for (std::size_t i = 0; i < m; ++i)
+    for (std::size_t l = 0; l < inner; ++l)
+      for (std::size_t j = 0; j < n; ++j) c[i * n + j] += a[i * inner + l] * b[l * n + j];
+  return c;
+}
+matrix transposed(matrix const& a, std::size_t columns) {
+  std::size_t const rows = a.size() / columns;
+  matrix t(a.size());
+  for (std::size_t i = 0; i < rows; ++i)
+    for (std::size_t j = 0; j < columns; ++j) t[j * rows + i] = a[i * columns + j];
+  return t;
+}
+/// Five Newton-Schulz steps, always on X X^T, whichever side is the shorter.
+matrix orthogonalised(matrix x, std::size_t columns) {
+  double square = 0;
+  for (double e : x) square += e * e;
+  for (double& e : x) e /= std::sqrt(square) + 1e-7;
+  for (int i = 0; i < 5; ++i) {
+    std::size_t const rows = x.size() / columns;
+    matrix const a = product(x, transposed(x, columns), columns), aa = product(a, a, rows);
+    matrix b(a.size());
+    for (std::size_t j = 0; j < b.size(); ++j) b[j] = -4.7750 * a[j] + 2.0315 * aa[j];
+    matrix const bx = product(b, x, rows);
+    for (std::size_t j = 0; j < x.size(); ++j) x[j] = 3.4445 * x[j] + bx[j];
+  }
+  return x;
+}
+
+}  // namespace
+
+TEST_CASE("Muon: matrices of 16 and more by its equations, every other tensor by AdamW's") {
+  parameter_list list;
+  list.add("narrow", {15, 40});
+  list.add("wide", {16, 40});
+  list.add("gain", {40});
+  list.add("tall", {70, 20});
+  std::size_t const n = std::size_t(list.count());
+  adamw_settings const s{.weight_decay = 0.3, .clip = 2.0};
+  muon const optimiser(s, list);
+  adamw const plain(s, list);
+  CHECK_FALSE(muon::takes(list.all()[0]));
+  CHECK(muon::takes(list.all()[1]));
+  lanewise::thread_pool pool(3);
+  cpu_ops<float> const op{workers(pool)}, planning(workers::planning_for(3));
+  step_memory memory;
+  memory.graph(0);
+  optimiser.update(planning, memory, 1, 0, {}, nullptr);
+  memory.plan();
+  memory.bind();
+  memory.poison_released(true);
+  std::vector<float> w = test::normal<float>(n, 1), m(n), v(n), w_plain = w, m_plain(n), v_plain(n);
+  std::vector<double> squares(std::size_t(plain.segment_count())), w64(w.begin(), w.end()), m64(n);
+  double norm = 0;
+  for (int t = 1; t <= 3; ++t) {
+    std::vector<float> g = test::normal<float>(n, unsigned(10 + t), t < 3 ? 1.0 : 1e-3);
+    matrix const g64(g.begin(), g.end());
+    double const rate = 0.01 * t;
+    plain.update(
+        op, t, rate,
+        {plain.segments().data(), g.data(), w_plain.data(), m_plain.data(), v_plain.data(), squares.data(), &norm});
+    double const clip = std::min(1.0, s.clip / norm);
+    memory.graph(0);
+    CHECK(optimiser.update(
+              op, memory, t, rate,
+              {optimiser.rest().segments().data(), g.data(), w.data(), m.data(), v.data(), squares.data(), &norm},
+              g.data()) == doctest::Approx(std::sqrt(test::dot(g64, g64))).epsilon(1e-12));
+    for (parameter const& p : list.all())
+      if (muon::takes(p)) {
+        matrix u(std::size_t(p.count));
+        for (std::size_t i = 0; i < u.size(); ++i) {
+          std::size_t const at = std::size_t(p.offset) + i;
+          m64[at] = 0.95 * m64[at] + clip * g64[at];
+          u[i] = clip * g64[at] + 0.95 * m64[at];
+        }
+        u = orthogonalised(u, std::size_t(p.shape[1]));
+        double const scale = 20 * rate * std::sqrt(std::max(1.0, double(p.shape[0]) / double(p.shape[1])));
+        for (std::size_t i = 0; i < u.size(); ++i) {
+          double& e = w64[std::size_t(p.offset) + i];
+          e = (1 - rate * s.weight_decay) * e - scale * u[i];
+        }
+      }
+  }
+  for (parameter const& p : list.all()) {
+    CAPTURE(p.name);
+    auto const begin = p.offset, end = p.offset + p.count;
+    std::vector<float> const ours(w.begin() + begin, w.begin() + end);
+    if (muon::takes(p)) CHECK(test::relative_error(ours, matrix(w64.begin() + begin, w64.begin() + end)) < 1e-5);
+    else CHECK(ours == std::vector<float>(w_plain.begin() + begin, w_plain.begin() + end));
+  }
 }
 
 TEST_CASE("a gradient that is not finite changes nothing") {
