@@ -13,7 +13,9 @@ int main(int argc, char** argv) {
   CLI::App app("Trains models through lanewise's attention, on the CPU.", "lanewise-train");
   app.require_subcommand(1);
   CLI::App* const lm = app.add_subcommand(
-      "lm", "a byte language model (Qwen3 architecture) on text files; by default on the Debian package fortunes");
+      "lm",
+      "a language model (Qwen3 architecture) on text files, by default on the Debian package fortunes: of bytes from "
+      "nothing, or a checkpoint of Hugging Face's, whole or through an adapter");
   trainer::lm_options options;
   trainer::add_lm_options(*lm, options);
   try {
