@@ -73,7 +73,7 @@ std::string loss_curve::terminal(int width, int height, bool plain) const {
   for (curve_point const& p : smoothed(std::size_t(width))) put(p.step, p.loss, plain ? "." : "·");
   for (curve_point const& p : validation) put(p.step, p.loss, plain ? "o" : "●");
 
-  std::string text = format("loss, nats per byte   %s training   %s validation   %s add-one bigram\n",
+  std::string text = format("loss, nats per token   %s training   %s validation   %s add-one bigram\n",
                             plain ? "." : "·", plain ? "o" : "●", plain ? "-" : "╌");
   for (int row = 0; row < height; ++row) {
     double const loss = r.high - (row + 0.5) / height * (r.high - r.low);
@@ -114,7 +114,7 @@ std::string loss_curve::svg(std::string const& title) const {
     text += format("<text x=\"%.1f\" y=\"%g\" text-anchor=\"middle\">%lld</text>\n", x(r.steps * i / 5), bottom + 18,
                    static_cast<long long>(r.steps * i / 5));
   text += format("<text x=\"%g\" y=\"%g\" text-anchor=\"middle\">step</text>\n", (left + right) / 2, bottom + 36);
-  text += format("<text transform=\"translate(16,%g) rotate(-90)\" text-anchor=\"middle\">loss, nats per byte</text>\n",
+  text += format("<text transform=\"translate(16,%g) rotate(-90)\" text-anchor=\"middle\">loss, nats per token</text>\n",
                  (top + bottom) / 2);
   text += line(training, "#b9d2ee", 1) + line(smoothed(100), "#2f6db5", 2) + line(validation, "#c4472b", 2);
   for (curve_point const& p : validation)
