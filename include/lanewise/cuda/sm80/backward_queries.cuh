@@ -16,6 +16,7 @@ class query_gradient_kernel {
   using op = gpu::operation<C.precision>;
   static constexpr shape_of_tile size = query_gradient_shape<C, T, F>();
   static constexpr int d = C.head_dim, width = width_of<C>(), m = size.m, n = size.columns / 8;
+  static constexpr int unroll = steps_at_once<op>(m, width);
   using query_tile = typename op::template tile<size.rows, width>;
   using key_tile = typename op::template tile<size.columns, width>;
   using live_columns = gpu::live_columns<size.warps()>;
@@ -122,7 +123,7 @@ class query_gradient_kernel {
     gpu::accumulators<m, n> s, dp;
     raw_scores<F, m, n> raw;
 
-    gpu::multiply_rows<op>(s, q_, first_row(), k);
+    gpu::multiply_rows<op, unroll>(s, q_, first_row(), k);
     gpu::apply_variant<gpu::rows_are::queries>(s, raw.address(), p_.f, tile, first_row(), c, ragged, p_.scale);
     bool const masked = has_mask<F> && c == cover::partial;
     if (masked) {
@@ -134,7 +135,7 @@ class query_gradient_kernel {
       }
     }
     probabilities(s);
-    gpu::multiply_rows<op>(dp, d_o_, first_row(), v);
+    gpu::multiply_rows<op, unroll>(dp, d_o_, first_row(), v);
     if (masked || ragged) drop_masked(s, dp);
     score_gradients(s, dp);
     if constexpr (has_score<F>) through_score<gpu::rows_are::queries>(dp, raw.s, p_.f, tile, first_row());

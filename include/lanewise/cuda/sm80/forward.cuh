@@ -23,6 +23,7 @@ class forward_kernel {
   using op = gpu::operation<C.precision>;
   static constexpr shape_of_tile size = forward_shape<C, T, F>();
   static constexpr int d = C.head_dim, width = width_of<C>(), m = size.m, n = size.columns / 8;
+  static constexpr int unroll = steps_at_once<op>(m, width);
   using query_tile = typename op::template tile<size.rows, width>;
   using key_tile = typename op::template tile<size.columns, width>;
   using live_columns = gpu::live_columns<size.warps()>;
@@ -111,7 +112,7 @@ class forward_kernel {
     else op::template prepare<threads>(k_);
     __syncthreads();
     load_keys(p_.a.v, v_, j);
-    gpu::multiply_rows<op>(s, q_, first_row(), k_);
+    gpu::multiply_rows<op, unroll>(s, q_, first_row(), k_);
     gpu::apply_variant<gpu::rows_are::queries>(s, no_raw, p_.f, tile, first_row(), c, ragged, p_.scale);
     bool const masked = has_mask<F> && c == cover::partial;
     if (masked) live_.publish(gpu::live_columns_of(s));

@@ -63,7 +63,8 @@ constexpr shape_of_tile forward_shape() {
 
 /// Rows: keys with K, V, dK, dV; columns: queries, Q and dO. Registers: dK and dV m w, S and dP m columns. Past width
 /// 128 dK and dV no longer fit together and are computed one after the other; with 32-bit operands, which take more
-/// registers, past 64: at 128 a second pass over S is 17% faster in f32 than 1.6 KB of spills were.
+/// registers, past 64: at 128 a second pass over S is 17% faster in f32 than 1.6 KB of spills were. tf32 at 128 fits,
+/// and one pass is 25% faster than two.
 template <config C, tuning T, class F>
 constexpr shape_of_tile key_gradient_shape() {
   constexpr int w = width_of<C>();
@@ -81,7 +82,7 @@ constexpr shape_of_tile key_gradient_shape() {
   return tuned(t, T.sm80_backward, false);
 }
 template <config C>
-constexpr bool key_gradients_apart = width_of<C>() > (is_16_bit<C> ? 128 : 64);
+constexpr bool key_gradients_apart = width_of<C>() > (is_16_bit<C> || C.precision == precision::tf32 ? 128 : 64);
 
 /// Rows: queries with Q, dO, dQ; columns: keys, K and V. Registers: dQ 16 m w / 32 + S and dP 32 m columns / 32.
 template <config C, tuning T, class F>
@@ -101,6 +102,13 @@ constexpr shape_of_tile query_gradient_shape() {
     else t = {32, 16, 1, 1};                        // 256: 128 + 16, 96 KiB
   }
   return tuned(t, T.sm80_backward, true);
+}
+
+/// Steps of K in one stretch of code, whose addresses and operands are held in registers: 4 where the accumulators that
+/// stay take 128 registers and leave no room for more, else all that the operation allows.
+template <class Op>
+constexpr int steps_at_once(int m, int width) {
+  return m * width >= 256 && Op::unroll > 4 ? 4 : Op::unroll;
 }
 
 /// Bytes of shared memory, or a sentence with the numbers at compile time.
