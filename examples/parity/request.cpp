@@ -13,7 +13,7 @@ namespace parity {
 namespace {
 
 /// The shape of a tensor of the file.
-std::string shape_of(safetensors::tensor const& t) { return safetensors::detail::text_of(t.shape); }
+std::string shape_of(safetensors::tensor const& t) { return safetensors::text_of(t.shape); }
 
 std::map<std::string, std::string> layouts_of(std::string const& text) {
   std::map<std::string, std::string> r;
@@ -71,7 +71,7 @@ std::vector<std::int32_t> integers(safetensors::file const& f, std::string const
   if (t.dtype != "I32" && t.dtype != "I64" && t.dtype != "U8" && t.dtype != "BOOL")
     throw std::runtime_error(whose + ": dtype " + t.dtype + " is no integer type");
   if (!shape.empty() && t.shape != shape)
-    throw std::runtime_error(whose + ": expected " + safetensors::detail::text_of(shape));
+    throw std::runtime_error(whose + ": expected " + safetensors::text_of(shape));
   std::vector<std::int32_t> r;
   for (std::int64_t n : safetensors::numbers<std::int64_t>(t)) {
     if (n < 0 || n > INT32_MAX)
@@ -179,7 +179,7 @@ parameter parameter_of(safetensors::file const& f, std::string const& name, std:
   while (given.size() < 4) given.insert(given.begin(), 1);
   for (std::size_t i = 0; i < 4; ++i)
     if (given.size() != 4 || (given[i] != 1 && given[i] != shape[i]))
-      throw std::runtime_error(whose + ": expected " + safetensors::detail::text_of(shape) + " or 1 for any of them");
+      throw std::runtime_error(whose + ": expected " + safetensors::text_of(shape) + " or 1 for any of them");
   parameter p(given[0], given[1], given[2], given[3], gradient);
   *p.value = safetensors::numbers<float>(t);
   return p;
