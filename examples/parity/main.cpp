@@ -96,7 +96,7 @@ int run_file(request const& r) {
   safetensors::write(r.out, result);
   std::printf("wrote %s:", r.out.c_str());
   for (auto const& [name, t] : result.tensors)
-    std::printf(" %s %s %s", name.c_str(), t.dtype.c_str(), safetensors::detail::text_of(t.shape).c_str());
+    std::printf(" %s %s %s", name.c_str(), t.dtype.c_str(), safetensors::text_of(t.shape).c_str());
   std::printf("\n");
   return 0;
 }
