@@ -50,6 +50,34 @@ attention_site dit_model<T>::cross_site(scene const& s) const {
 }
 
 template <class T>
+void dit_model<T>::norm(scene const& s, norm_site at, T const* x, T const* modulation, T* y, T* inverse) const {
+  std::int64_t const hidden = shape_.hidden;
+  T const* const w = s.weights;
+  if (is_ace())
+    s.dit.adaptive_norm(s.modulated(hidden, slots), shape_.epsilon, x, w + at.gain, modulation + at.shift * hidden,
+                        modulation + at.scale * hidden, y, inverse);
+  else s.dit.layer_norm(s.rows(), hidden, shape_.epsilon, x, w + at.gain, w + at.bias, y, inverse);
+}
+
+template <class T>
+void dit_model<T>::norm_backward(scene const& s, norm_site at, T const* x, T const* modulation, T const* inverse,
+                                 T const* d_y, T* d_x, T* d_modulation) const {
+  std::int64_t const hidden = shape_.hidden;
+  T const* const w = s.weights;
+  if (is_ace()) {
+    sequence_shape const shape = s.modulated(hidden, slots);
+    buffer<T> const partial = s.take(shape.partial_count(3), "partial");
+    s.dit.adaptive_norm_backward(shape, x, w + at.gain, modulation + at.scale * hidden, inverse, d_y, d_x,
+                                 s.gradients + at.gain, d_modulation + at.shift * hidden,
+                                 d_modulation + at.scale * hidden, partial);
+  } else {
+    buffer<T> const partial = s.take(partial_count(s.rows(), 2 * hidden), "partial");
+    s.dit.layer_norm_backward(s.rows(), hidden, x, w + at.gain, inverse, d_y, d_x, s.gradients + at.gain,
+                              s.gradients + at.bias, partial);
+  }
+}
+
+template <class T>
 buffer<T> dit_model<T>::self_attention(scene const& s, std::int64_t layer, T const* x, dit_tape<T>& t) const {
   dit_layer_weights const& at = layout_->layer(layer);
   T const* const w = s.weights;
@@ -57,10 +85,7 @@ buffer<T> dit_model<T>::self_attention(scene const& s, std::int64_t layer, T con
   std::int64_t const rows = s.rows();
   t.normed = s.take(rows * hidden, "normed");
   t.inverse = s.take(rows * (is_ace() ? 1 : 2), "inverse");
-  if (is_ace())
-    s.dit.adaptive_norm(s.modulated(hidden, slots), shape_.epsilon, x, w + at.self_norm,
-                        t.modulation + self_shift * hidden, t.modulation + self_scale * hidden, t.normed, t.inverse);
-  else s.dit.layer_norm(rows, hidden, shape_.epsilon, x, w + at.self_norm, w + at.self_bias, t.normed, t.inverse);
+  norm(s, {at.self_norm, at.self_bias, self_shift, self_scale}, x, t.modulation, t.normed, t.inverse);
 
   head_shape const heads{rows, s.length, q, kv, d, shape_.epsilon};
   t.qkv = s.take(rows * shape_.all_heads() * d, "qkv");
@@ -134,11 +159,7 @@ buffer<T> dit_model<T>::mlp(scene const& s, std::int64_t layer, T const* x, dit_
   std::int64_t const hidden = shape_.hidden, rows = s.rows();
   t.mlp_normed = s.take(rows * hidden, "mlp_normed");
   t.mlp_inverse = s.take(rows * (is_ace() ? 1 : 2), "mlp_inverse");
-  if (is_ace())
-    s.dit.adaptive_norm(s.modulated(hidden, slots), shape_.epsilon, x, w + at.mlp_norm,
-                        t.modulation + mlp_shift * hidden, t.modulation + mlp_scale * hidden, t.mlp_normed,
-                        t.mlp_inverse);
-  else s.dit.layer_norm(rows, hidden, shape_.epsilon, x, w + at.mlp_norm, w + at.mlp_bias, t.mlp_normed, t.mlp_inverse);
+  norm(s, {at.mlp_norm, at.mlp_bias, mlp_shift, mlp_scale}, x, t.modulation, t.mlp_normed, t.mlp_inverse);
   t.gate_up = s.take(rows * 2 * shape_.ffn, "gate_up");
   s.op.linear(rows, hidden, 2 * shape_.ffn, t.mlp_normed, w + at.gate_up, nullptr, t.gate_up);
   t.active = s.take(rows * shape_.ffn, "active");
@@ -197,16 +218,8 @@ void dit_model<T>::mlp_backward(scene const& s, std::int64_t layer, T const* x, 
   s.op.linear_backward(rows, hidden, 2 * shape_.ffn, t.mlp_normed, w + at.gate_up, d_gate_up, d_normed,
                        s.gradients + at.gate_up);
   t.mlp_normed = {};
-  if (is_ace()) {
-    buffer<T> const partial = s.take(shape.partial_count(3), "partial");
-    s.dit.adaptive_norm_backward(shape, x, w + at.mlp_norm, t.modulation + mlp_scale * hidden, t.mlp_inverse, d_normed,
-                                 d_x, s.gradients + at.mlp_norm, d_modulation + mlp_shift * hidden,
-                                 d_modulation + mlp_scale * hidden, partial);
-  } else {
-    buffer<T> const partial = s.take(partial_count(rows, 2 * hidden), "partial");
-    s.dit.layer_norm_backward(rows, hidden, x, w + at.mlp_norm, t.mlp_inverse, d_normed, d_x, s.gradients + at.mlp_norm,
-                              s.gradients + at.mlp_bias, partial);
-  }
+  norm_backward(s, {at.mlp_norm, at.mlp_bias, mlp_shift, mlp_scale}, x, t.modulation, t.mlp_inverse, d_normed, d_x,
+                d_modulation);
 }
 
 template <class T>
@@ -301,16 +314,8 @@ void dit_model<T>::self_backward(scene const& s, std::int64_t layer, T const* x,
   }
   buffer<T> const d_normed = s.take(rows * hidden, "d_normed");
   s.op.linear_backward(rows, hidden, all * d, t.normed, w + at.qkv, d_qkv, d_normed, s.gradients + at.qkv);
-  if (is_ace()) {
-    buffer<T> const partial = s.take(shape.partial_count(3), "partial");
-    s.dit.adaptive_norm_backward(shape, x, w + at.self_norm, t.modulation + self_scale * hidden, t.inverse, d_normed,
-                                 d_x, s.gradients + at.self_norm, d_modulation + self_shift * hidden,
-                                 d_modulation + self_scale * hidden, partial);
-  } else {
-    buffer<T> const partial = s.take(partial_count(rows, 2 * hidden), "partial");
-    s.dit.layer_norm_backward(rows, hidden, x, w + at.self_norm, t.inverse, d_normed, d_x, s.gradients + at.self_norm,
-                              s.gradients + at.self_bias, partial);
-  }
+  norm_backward(s, {at.self_norm, at.self_bias, self_shift, self_scale}, x, t.modulation, t.inverse, d_normed, d_x,
+                d_modulation);
 }
 
 template <class T>

@@ -135,6 +135,14 @@ class dit_model {
   void layer_backward(scene const& s, std::int64_t layer, T const* x, dit_tape<T>& t, T* d_x) const;
   void self_backward(scene const& s, std::int64_t layer, T const* x, dit_tape<T>& t, T* d_x, T* d_modulation) const;
   void cross_backward(scene const& s, std::int64_t layer, dit_tape<T>& t, T* d_x) const;
+  /// Where the norm before a layer's self-attention or MLP has its weights, and, of the ACE style, its slots.
+  struct norm_site {
+    std::int64_t gain, bias, shift, scale;
+  };
+  /// The style's norm: adaptive, or with a bias.
+  void norm(scene const& s, norm_site at, T const* x, T const* modulation, T* y, T* inverse) const;
+  void norm_backward(scene const& s, norm_site at, T const* x, T const* modulation, T const* inverse, T const* d_y,
+                     T* d_x, T* d_modulation) const;
   void mlp_backward(scene const& s, std::int64_t layer, T const* x, dit_tape<T>& t, T* d_x, T* d_modulation) const;
 
   bool is_ace() const { return shape_.style == dit_style::ace; }

@@ -8,12 +8,10 @@
 #include "loaded_qwen3.hpp"
 
 using namespace trainer;
-using test::copied, test::loaded_qwen3, test::relative_error;
+using test::copied, test::has, test::loaded_qwen3, test::relative_error;
 using json = nlohmann::json;
 
 namespace {
-
-bool has(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
 
 template <class F>
 std::string error_of(F const& f) {

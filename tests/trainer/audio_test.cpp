@@ -6,6 +6,7 @@
 #include "support.hpp"
 
 using namespace trainer;
+using test::has;
 
 namespace {
 
@@ -17,8 +18,6 @@ std::string error_of(std::filesystem::path const& path) {
   }
   return "no error";
 }
-
-bool has(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
 
 /// Little-endian bytes of numbers, each with its width.
 std::string bytes_of(std::vector<std::pair<std::uint32_t, int>> const& numbers) {

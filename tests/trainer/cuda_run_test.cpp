@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "checkpoint.hpp"
+#include "counting_text.hpp"
 #include "error.hpp"
 #include "lm_trainer.hpp"
 #include "support.hpp"
@@ -13,15 +14,7 @@ using namespace trainer;
 namespace {
 
 text_data const& counting() {
-  static text_data const data = [] {
-    test::scratch dir;
-    std::string text;
-    for (int i = 0; i < 3000; ++i) text += std::to_string(i * 7919 % 10007) + (i % 10 == 9 ? "\n%\n" : " ");
-    text_request request;
-    request.paths = {dir.write("numbers", text)};
-    request.rule = document_rule::percent;
-    return load_text(request);
-  }();
+  static text_data const data = test::counting_text();
   return data;
 }
 

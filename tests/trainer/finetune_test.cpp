@@ -1,40 +1,19 @@
 // Adapters on a frozen base, as runs: what is trained and what is not, mirrors, accumulation, resuming, export.
 #include "adapter_files.hpp"
 #include "checkpoint.hpp"
+#include "counting_text.hpp"
 #include "error.hpp"
 #include "support.hpp"
 
 using namespace trainer;
-using test::scratch;
+using test::error_of, test::has, test::scratch;
 
 namespace {
 
-bool has(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
-
-template <class F>
-std::string error_of(F const& f) {
-  try {
-    f();
-  } catch (named_error const& e) {
-    return e.name + ": " + e.what();
-  }
-  return "no error";
-}
-
 constexpr memory_budget plenty{std::size_t(1) << 32, 0};
 
-/// Numbers written out; `shift` tells one text from another.
-text_data counting(int count, int shift) {
-  scratch dir;
-  std::string text;
-  for (int i = 0; i < count; ++i) text += std::to_string(i * 7919 % 10007 + shift) + (i % 10 == 9 ? "\n%\n" : " ");
-  text_request request;
-  request.paths = {dir.write("numbers", text)};
-  request.rule = document_rule::percent;
-  return load_text(request);
-}
 text_data const& words() {
-  static text_data const data = counting(260, 20000);
+  static text_data const data = test::counting_text(260, 20000);
   return data;
 }
 
@@ -67,7 +46,7 @@ std::vector<std::string> adapting(std::vector<std::string> more) {
   static scratch const dir;
   static bool made = false;
   if (!made) {
-    run r({"--steps", "60"}, counting(2000, 0));
+    run r({"--steps", "60"}, test::counting_text(2000));
     r.steps(1, 60);
     save_model(run_directory(dir.path, 0), r.s, r.trainer);
     safetensors::file f = safetensors::read(dir.path / "model.safetensors");

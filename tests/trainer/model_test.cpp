@@ -10,11 +10,9 @@
 #include "support.hpp"
 
 using namespace trainer;
-using test::relative_error;
+using test::has, test::relative_error;
 
 namespace {
-
-bool has(std::string const& text, char const* part) { return text.find(part) != std::string::npos; }
 
 long allocations = 0;  // calls of operator new in this program
 

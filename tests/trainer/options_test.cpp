@@ -5,6 +5,7 @@
 #include "support.hpp"
 
 using namespace trainer;
+using test::error_of, test::has;
 
 namespace {
 
@@ -18,18 +19,6 @@ std::set<std::string> set_in(lm_options const& o) {
       o);
   return names;
 }
-
-template <class F>
-std::string error_of(F const& f) {
-  try {
-    f();
-  } catch (named_error const& e) {
-    return e.name + ": " + e.what();
-  }
-  return "no error";
-}
-
-bool has(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 

@@ -6,12 +6,10 @@
 #include "loaded_qwen3.hpp"
 
 using namespace trainer;
-using test::copied, test::loaded_qwen3, test::relative_error;
+using test::copied, test::has, test::loaded_qwen3, test::relative_error;
 using json = nlohmann::json;
 
 namespace {
-
-bool has(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
 
 /// A copy of a checkpoint, to be spoiled.
 struct copied_model : copied {

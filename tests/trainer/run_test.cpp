@@ -2,38 +2,18 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint.hpp"
+#include "counting_text.hpp"
 #include "error.hpp"
 #include "loss_curve.hpp"
 #include "support.hpp"
 
 using namespace trainer;
-using test::scratch;
+using test::error_of, test::has, test::scratch;
 
 namespace {
 
-bool has(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
-
-template <class F>
-std::string error_of(F const& f) {
-  try {
-    f();
-  } catch (named_error const& e) {
-    return e.name + ": " + e.what();
-  }
-  return "no error";
-}
-
-/// Numbers written out: text that has something to learn from, made anew in every test.
 text_data const& counting() {
-  static text_data const data = [] {
-    scratch dir;
-    std::string text;
-    for (int i = 0; i < 3000; ++i) text += std::to_string(i * 7919 % 10007) + (i % 10 == 9 ? "\n%\n" : " ");
-    text_request request;
-    request.paths = {dir.write("numbers", text)};
-    request.rule = document_rule::percent;
-    return load_text(request);
-  }();
+  static text_data const data = test::counting_text();
   return data;
 }
 

@@ -17,7 +17,22 @@
 #include <string>
 #include <vector>
 
+#include "error.hpp"
+
 namespace test {
+
+inline bool has(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
+
+/// "name: sentence" of the named error that f ends in, or "no error".
+template <class F>
+std::string error_of(F const& f) {
+  try {
+    f();
+  } catch (trainer::named_error const& e) {
+    return e.name + ": " + e.what();
+  }
+  return "no error";
+}
 
 template <class T>
 std::vector<T> normal(std::size_t n, unsigned seed, double deviation = 1) {

@@ -6,20 +6,13 @@
 #include "windows.hpp"
 
 using namespace trainer;
-using test::scratch;
+using test::has, test::scratch;
 
 namespace {
 
 std::string error_of(text_request const& request) {
-  try {
-    load_text(request);
-  } catch (named_error const& e) {
-    return e.name + ": " + e.what();
-  }
-  return "no error";
+  return test::error_of([&] { load_text(request); });
 }
-
-bool has(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
 
 text_request request_for(std::filesystem::path const& path) {
   text_request r;

@@ -7,6 +7,7 @@
 #include "support.hpp"
 
 using namespace trainer;
+using test::has;
 using json = nlohmann::json;
 
 namespace {
@@ -22,14 +23,8 @@ std::string error_of(F const& change) {
   change(j);
   test::scratch dir;
   std::filesystem::path const path = dir.write("tokenizer.json", j.dump());
-  try {
-    tokenizer t(path);
-  } catch (named_error const& e) {
-    return e.name + ": " + e.what();
-  }
-  return "no error";
+  return test::error_of([&] { tokenizer t(path); });
 }
-bool has(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 
