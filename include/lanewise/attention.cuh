@@ -17,6 +17,8 @@
 #include "cuda/sm80/forward.cuh"
 #include "cuda/sm80/parameter_gradient.cuh"
 #include "cuda/sm80/preprocess.cuh"
+#include "cuda/sm90/backward.cuh"
+#include "cuda/sm90/backward_queries.cuh"
 #include "cuda/sm90/forward.cuh"
 #include "parameters.hpp"
 
@@ -39,7 +41,8 @@ constexpr char const* label(precision p, bool aligned) {
       return aligned ? "cuda sm80 mma bf16, split"
                      : "cuda sm80 mma bf16, split, element copies: a row is not 16-byte aligned";
     case precision::f32_split:
-      return aligned ? "cuda sm80 mma f32, split" : "cuda sm80 mma f32, split, element copies: a row is not 16-byte aligned";
+      return aligned ? "cuda sm80 mma f32, split"
+                     : "cuda sm80 mma f32, split, element copies: a row is not 16-byte aligned";
   }
   return "";
 }
@@ -67,12 +70,13 @@ std::size_t partial_bytes(F const& f, extents q) {
            std::size_t(sm80::parameter_partials(parameter_gradient<I>(f), q, sm80::parameter_kernel<C, T, F, I>::rows));
 }
 
-/// The workspace of a backward: row sums, then the partial sums of one parameter after the other in the same room.
+/// The workspace of a backward: row sums; on wgmma the f32 sums of dQ, whose turn it is at each query tile, and the
+/// blocks' numbers; then the partial sums of one parameter after the other in the same room.
 struct backward_room {
-  std::size_t partials, bytes;
+  std::size_t sums, turns, partials, bytes;
 };
 template <config C, tuning T, class F>
-backward_room backward_layout(extents q, F const& f) {
+backward_room backward_layout(extents q, F const& f, bool wgmma, bool want_q) {
   auto const whole = [](std::size_t bytes) {
     return (bytes + workspace_alignment - 1) / workspace_alignment * workspace_alignment;
   };
@@ -81,8 +85,16 @@ backward_room backward_layout(extents q, F const& f) {
     std::size_t const bytes = partial_bytes<C, T, F, I>(f, q);
     most = bytes > most ? bytes : most;
   });
-  std::size_t const rows = whole(sm80::row_values::bytes(q));
-  return {rows, rows + whole(most)};
+  backward_room room{};
+  room.sums = room.turns = room.partials = whole(row_values::bytes(q));
+  if constexpr (sm90::has_backward<C>)
+    if (wgmma) {
+      std::size_t const tiles = std::size_t(sm90::backward_kernel<C, T, F>::query_tiles(q));
+      room.turns += want_q ? tiles * sm90::query_sums::bytes : 0;
+      room.partials = room.turns + whole((tiles + 1) * sizeof(std::uint32_t));
+    }
+  room.bytes = room.partials + whole(most);
+  return room;
 }
 
 /// The mma.sync forward; its status names the kernel.
@@ -113,13 +125,23 @@ struct backward_calls {
   on_cuda on;
   backward_args<C> const& a;
   F const& f;
-  sm80::row_values row;
+  row_values row;
   float* partials;
 
-  status row_sums() const {
+  /// `words` counters at `cleared` become 0.
+  status row_sums(std::uint32_t* cleared = nullptr, std::int64_t words = 0) const {
     using kernel = sm80::preprocess_kernel<C>;
-    return start<kernel>({a.o, a.d_o, a.lse, a.d_lse, row, sm80::padded_rows(a.q.size.sequence) / sm80::row_padding,
-                          aligned_to_16(a.o) && aligned_to_16(a.d_o)});
+    return start<kernel>({a.o, a.d_o, a.lse, a.d_lse, row, padded_rows(a.q.size.sequence) / row_padding,
+                          aligned_to_16(a.o) && aligned_to_16(a.d_o), cleared, words});
+  }
+  /// d_q, d_k and d_v on wgmma; `p` has its maps.
+  template <class K>
+  status gradients_sm90(typename K::problem& p) const {
+    status done = row_sums(p.turns, K::query_tiles(a.q.size) + 1);
+    if (done && (a.d_q || a.d_k || a.d_v)) done = start_blocks<K>(kernel_sm90a<K>, on, p.order.count(), p);
+    using last = sm90::query_gradient_kernel<C, T, F>;
+    if (done && a.d_q) done = start<last>({a.d_q, f, p.tiles, p.sums, a.scale, aligned_to_16(a.d_q), a.accumulate});
+    return done;
   }
   status key_gradients() const {
     if constexpr (sm80::key_gradients_apart<C>) {
@@ -165,6 +187,37 @@ struct backward_calls {
   }
 };
 
+/// Row sums, d_q, d_k and d_v, then the parameters': on wgmma where the device, the compiled code and the views allow
+/// it.
+template <config C, tuning T, class F>
+status run_backward(on_cuda on, backward_args<C> const& a, F const& f, workspace scratch) {
+  sm90a_image image = sm90a_image::other_chip;
+  if constexpr (sm90::has_backward<C>) image = image_of<sm90::backward_kernel<C, T, F>>();
+  backward_room const room = backward_layout<C, T>(a.q.size, f, image == sm90a_image::runs, bool(a.d_q));
+  if (status s = detail::check_workspace(scratch, room.bytes); !s) return s;
+  auto const at = [&](std::size_t offset) { return static_cast<std::byte*>(scratch.data) + offset; };
+  backward_calls<C, T, F> const run{on, a, f, row_values::in(scratch.data, a.q.size),
+                                    reinterpret_cast<float*>(at(room.partials))};
+  if constexpr (sm90::has_backward<C>) {
+    using kernel = sm90::backward_kernel<C, T, F>;
+    float* const sums = a.d_q ? reinterpret_cast<float*>(at(room.sums)) : nullptr;
+    typename kernel::problem p =
+        kernel::problem_of(a, f, run.row, sums, reinterpret_cast<std::uint32_t*>(at(room.turns)));
+    if (image == sm90a_image::runs && kernel::encode_maps(p, a)) {
+      status done = run.template gradients_sm90<kernel>(p);
+      if (done) done = run.parameters();
+      if (done) done.kernel = label_sm90(C.precision);
+      return done;
+    }
+  }
+  status done = run.row_sums();
+  if (done) done = run.key_gradients();
+  if (done) done = run.query_gradient();
+  if (done) done = run.parameters();
+  if (done) done.kernel = label_instead(C.precision, sm80::backward_problem<C, F>::inputs_aligned(a), image);
+  return done;
+}
+
 }  // namespace gpu
 
 template <config C, tuning T, class F>
@@ -174,9 +227,9 @@ std::size_t forward_workspace(cuda_target, extents, extents, F const&) noexcept 
 }
 
 template <config C, tuning T, class F>
-std::size_t backward_workspace(cuda_target, extents q, extents k, F const& given, wanted) noexcept {
+std::size_t backward_workspace(cuda_target where, extents q, extents k, F const& given, wanted grads) noexcept {
   static_assert(check_variant<F, true>());
-  return gpu::backward_layout<C, T>(q, bind(given, shape_of(q, k))).bytes;
+  return gpu::backward_layout<C, T>(q, bind(given, shape_of(q, k)), where.sm == 90, grads.d_q).bytes;
 }
 
 template <config C, tuning T, class F>
@@ -198,17 +251,7 @@ status backward(on_cuda on, backward_args<C> const& a, F const& given, workspace
   if (status s = validate(given, lengths); !s) return s;
   auto const f = bind(given, lengths);
   if (status s = check_parameters(a, f); !s) return s;
-  gpu::backward_room const room = gpu::backward_layout<C, T>(a.q.size, f);
-  if (status s = detail::check_workspace(scratch, room.bytes); !s) return s;
-  gpu::backward_calls<C, T, bound<F>> const run{
-      on, a, f, sm80::row_values::in(scratch.data, a.q.size),
-      reinterpret_cast<float*>(static_cast<std::byte*>(scratch.data) + room.partials)};
-  status done = run.row_sums();
-  if (done) done = run.key_gradients();
-  if (done) done = run.query_gradient();
-  if (done) done = run.parameters();
-  if (done) done.kernel = gpu::label(C.precision, sm80::backward_problem<C, bound<F>>::inputs_aligned(a));
-  return done;
+  return gpu::run_backward<C, T>(on, a, f, scratch);
 }
 
 }  // namespace lanewise

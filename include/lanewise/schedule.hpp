@@ -65,6 +65,20 @@ LANEWISE_HD constexpr std::int32_t next_query_tile(F const& f, tiling const& t, 
   return i;
 }
 
+/// The last query tile before i that visits key tile j; -1 when there is none.
+template <class F>
+LANEWISE_HD constexpr std::int32_t previous_query_tile(F const& f, tiling const& t, std::int32_t batch,
+                                                       std::int32_t head, std::int32_t i, std::int32_t j) {
+  for (--i; i >= 0;) {
+    block tile = t.tile(batch, head, i, j);
+    if (cover_of(f, tile) != cover::empty) break;
+    tile.q_end = tile.q_begin, tile.q_begin = 0;
+    block const rest = hull_of(f, tile);
+    i = is_empty(rest) ? -1 : (rest.q_end - 1) / t.block_q;
+  }
+  return i;
+}
+
 /// What a call will visit, for benchmarks and tests.
 struct tile_counts {
   std::int64_t visited = 0, partial = 0, total = 0;

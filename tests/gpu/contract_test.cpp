@@ -1,5 +1,6 @@
 // What every call on the GPU keeps, beyond right numbers: the same bits every time, any strides, rows without keys,
 // invisible NaNs, accumulation, labelled fallbacks, refusals with numbers.
+#include "bf16_128_full.hpp"
 #include "bf16_split_64_documents.hpp"
 #include "f16_64_causal.hpp"
 #include "f32_64_bias.hpp"
@@ -193,4 +194,23 @@ TEST_CASE("a workspace that is too small is refused with both numbers") {
       backward<causal>(on_cuda{}, device.backward_call(), causal_bottom_right{}, {scratch.as<void>(), needed - 1});
   CHECK(s.code == status_code::bad_workspace);
   CHECK(std::string(s.message()).find(std::to_string(needed)) != std::string::npos);
+}
+
+// Row values 2 x 2 x 8 heads x 384 padded rows x 4 bytes; on wgmma 80 query tiles of 64 x 128 f32 and 81 words.
+TEST_CASE("the workspace of a backward, to the byte") {
+  constexpr config c = instances::bf16_128_full::c;
+  extents const q{2, 300, 8, 128}, k{2, 333, 2, 128};
+  std::size_t const rows = 49152, sums = 2621440, words = 384;
+  CHECK(backward_workspace<c>(cuda_target{80, 108}, q, k, full{}) == rows);
+  CHECK(backward_workspace<c>(cuda_target{90, 132}, q, k, full{}) == rows + sums + words);
+  CHECK(backward_workspace<c>(cuda_target{90, 132}, q, k, full{}, {.d_q = false}) == rows + words);
+  CHECK(backward_workspace<c>(cuda_target{90, 1}, q, k, full{}) == rows + sums + words);
+}
+
+TEST_CASE("a backward says which kernel ran, and why not another") {
+  bool const hopper = target_of(on_cuda{}).sm == 90;
+  attention_case<causal> c({1, 70, 70, 2, 1}, 14);
+  device_case<causal> device(c);
+  std::string const kernel = device.run(causal_bottom_right{}).second;
+  CHECK((kernel == "cuda sm90 wgmma f16" || kernel == "cuda sm80 mma f16: not compiled for sm_90a") == hopper);
 }

@@ -103,6 +103,12 @@ TEST_CASE("30 runs beside competing work, on two streams in turn") {
   competing_work const load(on.of[2]);
   using namespace instances;
   SUBCASE("bf16") { runs_agree<bf16_128_full::c, bf16_128_full::variant>(load, on, {2, 300, 333, 8, 2}); }
+  SUBCASE("bf16, many key tiles in turn") {
+    runs_agree<bf16_128_full::c, bf16_128_full::variant>(load, on, {1, 1500, 2100, 8, 2});
+  }
+  SUBCASE("f16, causal, more blocks than multiprocessors") {
+    runs_agree<f16_64_causal::c, f16_64_causal::variant>(load, on, {2, 1300, 1300, 8, 8});
+  }
   SUBCASE("bf16, head dim 256") {
     runs_agree<bf16_256_window::c, bf16_256_window::variant>(load, on, {1, 300, 333, 4, 2});
   }

@@ -460,13 +460,16 @@ TEST_CASE("a walk visits the tiles that are not empty, in order, and asks little
       asked = 0;
     }
     for (int j = 0; j < t.k_tiles(); ++j) {
-      std::vector<int> expected, visited;
+      std::vector<int> expected, visited, backward;
       for (int i = 0; i < t.q_tiles(); ++i)
         if (!empty(i, j)) expected.push_back(i);
       for (int i = next_query_tile(asking, t, 0, 0, -1, j); i < t.q_tiles(); i = next_query_tile(asking, t, 0, 0, i, j))
         visited.push_back(i);
+      for (int i = t.q_tiles(); (i = previous_query_tile(asking, t, 0, 0, i, j)) >= 0;)
+        backward.insert(backward.begin(), i);
       CHECK(visited == expected);
-      CHECK(asked <= std::ssize(expected) + most);
+      CHECK(backward == expected);
+      CHECK(asked <= 2 * std::ssize(expected) + most);
       asked = 0;
     }
   };

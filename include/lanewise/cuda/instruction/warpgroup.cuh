@@ -27,7 +27,21 @@ __device__ __forceinline__ void warpgroup_barrier(int id) {
   asm volatile("barrier.sync.aligned %0, 128;" ::"r"(id) : "memory");
 }
 
-/// The same; true for all where it was true for some thread.
+/// Barrier `id` of several warpgroups, `threads` in all.
+template <int threads>
+__device__ __forceinline__ void named_barrier(int id) {
+  asm volatile("barrier.sync.aligned %0, %1;" ::"r"(id), "n"(threads) : "memory");
+}
+
+/// True for one thread of a warp, the same each time. ptxas knows that no other thread takes the branch; behind a test
+/// of the lane it wraps every TMA instruction into a loop over the threads that might be there.
+__device__ __forceinline__ bool elect_one() {
+  int elected;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(elected)::"memory");
+  return elected != 0;
+}
+
+/// The warpgroup_barrier; true for all where it was true for some thread.
 __device__ __forceinline__ bool warpgroup_any(int id, bool x) {
   int some;
   asm volatile(

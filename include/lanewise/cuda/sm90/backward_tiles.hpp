@@ -1,0 +1,69 @@
+// Tiles of the Hopper backward, and the arithmetic behind them; the workspace in which it sums dQ.
+//
+// Five products of rows x columns x D a step: the matrix units of a multiprocessor take rows columns D 10 / 4096
+// clocks. Shared memory gives 128 bytes a clock to the operands and to dS and dQ on their way. KiB of a step, and
+// clocks:
+//          rows columns  products  S, dP   dV, dK  dQ  dS  dQ out  memory  dQ to L2, bytes a clock
+//   D  64   128   128      2560    2 x 64  2 x 32  64  32    64     2816   32 KiB / 2560 = 12.8
+//   D 128    64   128      2560    2 x 64  2 x 32  64  16    64     2688   12.8
+// All 132 multiprocessors together add 14.1 bytes a clock each to f32 in L2. That traffic depends on the keys of a
+// block alone, so that 128 are the fewest that it can own. Registers of a computing warpgroup, of 240: dK and dV width
+// / 2 each, S 32 a chunk of 64 rows, dP 32, P 16, dS 16 a chunk; dQ takes those of dP.
+#pragma once
+
+#include "../../schedule.hpp"
+#include "tiles.hpp"
+
+namespace lanewise::sm90 {
+
+/// Head dims up to 128 have the backward of five products here.
+template <config C>
+inline constexpr bool has_backward = has_forward<C>&& C.head_dim <= 128;
+
+struct backward_shape {
+  int rows, columns;  ///< queries of a tile; keys of a block, 64 a warpgroup
+  int slabs;          ///< of 64 columns of the head dim
+};
+template <config C>
+inline constexpr backward_shape backward_tile =
+    C.head_dim <= 64 ? backward_shape{128, 128, 1} : backward_shape{64, 128, 2};
+
+/// dQ of a query tile while blocks add to it: f32, [batch][query head][query tile][part][block of 8
+/// columns][thread][4], where a part is what one warpgroup holds, 64 rows x 64 columns in the order of its
+/// accumulators.
+struct query_sums {
+  static constexpr int part = 64 * 64;
+  static constexpr int parts = 2;
+  static constexpr int bytes = parts * part * int(sizeof(float));  ///< of a query tile
+  static constexpr int thread_stride = 4, block_stride = 128 * thread_stride;
+};
+
+/// The key tiles of a call in one line, in which blocks draw their numbers. Heads come in sections whose Q, dO and sums
+/// of dQ stay in L2; a section is walked level by level from the first key tile to the last, a level being the key tile
+/// of one index of all its heads: under causal masks the longest walks come first and the shortest last. A block adds
+/// to a query tile after the blocks of earlier key tiles, which all have lower numbers and so run or have run: nobody
+/// waits for a block that has not started. It walks its query tiles downwards: under causal masks all blocks of a head
+/// begin with its last query tile, one turn apart, and none waits for the length of another's walk.
+struct key_order {
+  std::int32_t tiles, heads, section;  ///< key tiles a head; key/value heads of all batch elements; those of a section
+
+  struct place {
+    std::int32_t head, tile;  ///< head = batch element x key/value heads + key/value head
+  };
+  LANEWISE_HD constexpr std::int64_t count() const { return std::int64_t(tiles) * heads; }
+  LANEWISE_HD constexpr place operator[](std::int32_t x) const {
+    std::int32_t const whole = section * tiles, s = x / whole, y = x - s * whole;
+    std::int32_t const left = heads - s * section, own = left < section ? left : section, level = y / own;
+    return {s * section + y - level * own, level};
+  }
+};
+
+/// Sections of about 32 MiB, as equal as they can be.
+constexpr key_order key_order_of(tiling const& t, extents k, std::int64_t bytes_of_head) {
+  constexpr std::int64_t resident = 32 << 20;
+  std::int64_t const heads = k.batch * k.heads, fit = resident / (bytes_of_head + 1) + 1;
+  std::int64_t const sections = (heads + fit - 1) / fit, each = sections ? (heads + sections - 1) / sections : 1;
+  return {t.k_tiles(), std::int32_t(heads), std::int32_t(each)};
+}
+
+}  // namespace lanewise::sm90
