@@ -10,6 +10,7 @@
 // Results depend only on unnamed call operators, so nothing that matters can be misspelt. Everything else is optional:
 //   cover cover_of(block) const        empty, partial or full: speed only; verify_cover proves it by brute force
 //   block hull_of(block) const         the part of a block outside which nothing is kept: likewise
+//   static constexpr bool sees_one_run = true    every query row sees one run of keys, the hull of its row: likewise
 //   auto bind(shape) const             the variant that really runs, when it depends on the sequence lengths
 //   float operator()(row) const        logit of one more key whose value is zero (an attention sink)
 //   auto parameter_gradient() const    parameter_view<float>: where the gradient of the variant's parameter goes
@@ -154,6 +155,14 @@ LANEWISE_HD constexpr block hull_of(F const& f, block b) {
   else return b;
 }
 
+/// Every query row sees the keys of one run and no others, and hull_of a block of that one row is the run, so that a
+/// kernel compares with two bounds a row instead of asking for every pair.
+template <class F>
+inline constexpr bool sees_one_run = !has_mask<F>;
+template <class F>
+  requires(has_mask<F> && has_hull<F> && requires { F::sees_one_run; })
+inline constexpr bool sees_one_run<F> = F::sees_one_run;
+
 /// What is wrong with a variant's run-time values (a null table, an extent that does not fit, a negative width) in a
 /// call of this shape. Host only; the shape's heads are query heads. It reads no memory that a variant points to.
 template <class F>
@@ -256,6 +265,9 @@ struct combine<First, Rest...> {
     cut_or_gap(x.k_begin, x.k_end, y.k_begin, y.k_end, b.k_begin, b.k_end);
     return b;
   }
+  /// Two runs meet in one, but where they do not the hull is what has to be crossed.
+  static constexpr bool sees_one_run = lanewise::sees_one_run<First> && lanewise::sees_one_run<rest_type> &&
+                                       !(has_mask<First> && has_mask<rest_type>);
   LANEWISE_HD constexpr auto bind(shape s) const
     requires(has_bind<First> || has_bind<rest_type>)
   {
@@ -342,8 +354,8 @@ constexpr bool hulls_hold(F const& f, block strip, bool along_k, std::int32_t st
 
 }  // namespace detail
 
-/// True where f.cover_of and f.hull_of agree with its mask, and with each other, on every tile of block_q x block_k;
-/// brute force, for tests. On disagreement `wrong`, if given, receives the block.
+/// True where f.cover_of, f.hull_of and f.sees_one_run agree with its mask, and with each other, on every tile of
+/// block_q x block_k; brute force, for tests. On disagreement `wrong`, if given, receives the block.
 template <class F>
 constexpr bool verify_cover(F const& given, shape s, std::int32_t block_q, std::int32_t block_k, block* wrong = nullptr) {
   auto const f = lanewise::bind(given, s);
@@ -359,12 +371,15 @@ constexpr bool verify_cover(F const& given, shape s, std::int32_t block_q, std::
           block const tile{b, h, q, end_of(q, block_q, s.q), k, end_of(k, block_k, s.k)};
           block const hull = hull_of(f, tile);
           bool any = false, all = true, inside = true;
-          for (std::int32_t i = tile.q_begin; i < tile.q_end; ++i)
+          for (std::int32_t i = tile.q_begin; i < tile.q_end; ++i) {
+            block const run = hull_of(f, {b, h, i, i + 1, tile.k_begin, tile.k_end});
             for (std::int32_t j = tile.k_begin; j < tile.k_end; ++j) {
               bool const kept = keep(f, {b, h, i, j});
               (kept ? any : all) = kept;
               inside &= !kept || (hull.q_begin <= i && i < hull.q_end && hull.k_begin <= j && j < hull.k_end);
+              inside &= !sees_one_run<std::remove_const_t<decltype(f)>> || kept == (run.k_begin <= j && j < run.k_end);
             }
+          }
           inside &= hull.q_begin >= tile.q_begin && hull.q_end <= tile.q_end;
           inside &= hull.k_begin >= tile.k_begin && hull.k_end <= tile.k_end;
           cover const said = cover_of(f, tile);

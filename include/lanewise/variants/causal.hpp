@@ -18,6 +18,7 @@ struct causal_offset {
     return b.k_begin > b.q_end - 1 + offset ? cover::empty : cover::partial;
   }
   LANEWISE_HD constexpr block hull_of(block b) const { return detail::band_hull(b, INT32_MIN, offset); }
+  static constexpr bool sees_one_run = true;
   constexpr status validate(shape s) const { return detail::check_offset("causal_offset", offset, s); }
 };
 
@@ -26,6 +27,7 @@ struct causal_top_left {
   LANEWISE_HD constexpr bool operator()(position at) const { return at.k <= at.q; }
   LANEWISE_HD constexpr cover cover_of(block b) const { return causal_offset{}.cover_of(b); }
   LANEWISE_HD constexpr block hull_of(block b) const { return causal_offset{}.hull_of(b); }
+  static constexpr bool sees_one_run = true;
 };
 
 /// Keeps k <= q + Sk - Sq (inclusive): the last query sees every key (flash-attn's causal). With Sq > Sk the first

@@ -22,6 +22,7 @@ struct key_padding {
     if (lengths[b.batch] < b.k_end) b.k_end = lengths[b.batch];
     return b;
   }
+  static constexpr bool sees_one_run = true;
   constexpr status validate(shape s) const {
     if (lengths || s.batch == 0) return {};
     return fail(status_code::null_view, "key_padding: lengths is null, ", s.batch, " batch elements need one each");

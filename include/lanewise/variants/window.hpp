@@ -28,6 +28,7 @@ struct window {
   LANEWISE_HD constexpr block hull_of(block b) const {
     return detail::band_hull(b, std::int64_t(offset) - left, std::int64_t(offset) + right);
   }
+  static constexpr bool sees_one_run = true;
   constexpr status validate(shape s) const {
     if (left < 0 || right < 0)
       return fail(status_code::bad_argument, "window: left ", left, " and right ", right,

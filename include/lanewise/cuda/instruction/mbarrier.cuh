@@ -38,10 +38,21 @@ __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, std::uint32
       : "memory");
 }
 
-/// Where the n-th use of a ring of `stages` buffers, each with barriers of its own, falls. n may wrap.
+/// True where that phase has ended; does not wait.
+__device__ __forceinline__ bool mbarrier_test(std::uint32_t barrier, std::uint32_t parity) {
+  int ended;
+  asm volatile(
+      "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.b32 %0, 1, 0, p;\n}"
+      : "=r"(ended)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return ended != 0;
+}
+
+/// Where the n-th use of a ring of `stages` buffers, each with barriers of its own, falls; n counts to 2^32.
 template <int stages>
 struct ring {
-  static_assert((stages & (stages - 1)) == 0, "ring: a power of two, so that a position is a mask of the count");
+  static constexpr int size = stages;
   static __device__ __forceinline__ int stage(std::uint32_t n) { return int(n % stages); }
   static __device__ __forceinline__ std::uint32_t parity(std::uint32_t n) { return n / stages % 2; }
 };

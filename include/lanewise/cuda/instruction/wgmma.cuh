@@ -143,6 +143,31 @@ __device__ __forceinline__ void wgmma(Block (&c)[n], std::uint32_t const (&a)[4]
 }
 
 #undef LANEWISE_WGMMA_BLOCK
+#define LANEWISE_WGMMA_BLOCK(j) "=f"(c[j].x[0]), "=f"(c[j].x[1]), "=f"(c[j].x[2]), "=f"(c[j].x[3])
+
+/// C = A B by descriptors, where what C held is of no interest: said to the compiler, which otherwise takes whatever
+/// last wrote those registers for part of the product and serialises the pipeline around it (C7515).
+template <class E, bool b_is_rows, class Block, int n>
+__device__ __forceinline__ void wgmma_anew(Block (&c)[n], std::uint64_t a, std::uint64_t b) {
+  static_assert(n % 2 == 0 && n <= 32, "wgmma: N is a multiple of 16, at most 256");
+#define LANEWISE_WGMMA_CASE(N, last, r0, r1, r2, r3, r4, r5, r6)                                                     \
+  if constexpr (8 * n == N) {                                                                                        \
+    if constexpr (std::is_same_v<E, bf16>)                                                                           \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" LANEWISE_WGMMA_LIST_##last "}, %" #r0 \
+                   ", %" #r1 ", 0, 1, 1, 0, %" #r2 ";"                                                               \
+                   : LANEWISE_WGMMA_BIND_##last                                                                      \
+                   : "l"(a), "l"(b), "n"(int(!b_is_rows)));                                                          \
+    else                                                                                                             \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" LANEWISE_WGMMA_LIST_##last "}, %" #r0   \
+                   ", %" #r1 ", 0, 1, 1, 0, %" #r2 ";"                                                               \
+                   : LANEWISE_WGMMA_BIND_##last                                                                      \
+                   : "l"(a), "l"(b), "n"(int(!b_is_rows)));                                                          \
+  }
+  LANEWISE_WGMMA_CASES
+#undef LANEWISE_WGMMA_CASE
+}
+
+#undef LANEWISE_WGMMA_BLOCK
 #undef LANEWISE_WGMMA_CASES
 #undef LANEWISE_WGMMA_LIST_0
 #undef LANEWISE_WGMMA_LIST_1

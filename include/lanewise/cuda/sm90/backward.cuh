@@ -165,7 +165,8 @@ class backward_kernel {
     // tiles nothing has cleared the count.
     std::int32_t const number = std::int32_t(p_.tiles.q > 0 ? atomicAdd(p_.drawn, 1u) : blockIdx.x);
     if (p_.tiles.q > 0)
-      gpu::tma_prefetch_map(p_.k), gpu::tma_prefetch_map(p_.v), gpu::tma_prefetch_map(p_.q), gpu::tma_prefetch_map(p_.d_o);
+      gpu::tma_prefetch_map(p_.k), gpu::tma_prefetch_map(p_.v), gpu::tma_prefetch_map(p_.q),
+          gpu::tma_prefetch_map(p_.d_o);
     constexpr int computing_warps = 4 * groups;
     gpu::mbarrier_init(at(s_.full_keys), 1);
     for (int i = 0; i < stages; ++i) {
@@ -374,39 +375,45 @@ class backward_kernel {
 
   /// S^T = K Q^T
   __device__ __forceinline__ void multiply_queries(scores (&s)[chunks], int stage, int group) const {
+    gpu::wgmma_operand const k = k_.rows_from(64 * group).of_warp();
     gpu::wgmma_fence();
 #pragma unroll
-    for (int chunk = 0; chunk < chunks; ++chunk)
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      gpu::wgmma_operand const q = q_.stage(stage).rows_from(64 * chunk).of_warp();
 #pragma unroll
       for (int c = 0; c < d; c += 16)
-        gpu::wgmma<E, true>(s[chunk][0], k_.rows_from(64 * group, c), q_.stage(stage).rows_from(64 * chunk, c), c != 0);
+        gpu::wgmma<E, true>(s[chunk][0], k + key_tile::column_offset(c), q + query_tile::column_offset(c), c != 0);
+    }
     gpu::wgmma_commit();
   }
   /// dP^T = V dO^T
   __device__ __forceinline__ void multiply_values(scores& dp, int stage, int chunk, int group) const {
+    gpu::wgmma_operand const v = v_.rows_from(64 * group).of_warp(),
+                             d_o = d_o_.stage(stage).rows_from(64 * chunk).of_warp();
     gpu::wgmma_fence();
 #pragma unroll
     for (int c = 0; c < d; c += 16)
-      gpu::wgmma<E, true>(dp[0], v_.rows_from(64 * group, c), d_o_.stage(stage).rows_from(64 * chunk, c), c != 0);
+      gpu::wgmma<E, true>(dp[0], v + key_tile::column_offset(c), d_o + query_tile::column_offset(c), c != 0);
     gpu::wgmma_commit();
   }
   /// dV += P^T dO and dK += dS^T Q
   static __device__ __forceinline__ void add_product(key_gradient& to, rounded& a, query_tile b, int chunk) {
+    gpu::wgmma_operand const rows = b.all_columns().of_warp();
     gpu::pin(a), gpu::pin(to[0]);
     gpu::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < n / 2; ++i) gpu::wgmma<E, false>(to[0], a[i], b.columns_from(64 * chunk + 16 * i), true);
+    for (int i = 0; i < n / 2; ++i)
+      gpu::wgmma<E, false>(to[0], a[i], rows + query_tile::row_offset(64 * chunk + 16 * i), true);
     gpu::wgmma_commit();
   }
   /// dQ = dS K, this warpgroup's half of it: 64 of 128 rows, or one slab of two.
   __device__ __forceinline__ void multiply_keys(scores& d_q, int stage, int group) const {
-    score_tile const ds = ds_.stage(stage);
-    key_slab const k{k_.slab(size.slabs == 2 ? group : 0)};
-    int const row = size.slabs == 2 ? 0 : 64 * group;
+    gpu::wgmma_operand const ds = ds_.stage(stage).rows_from(size.slabs == 2 ? 0 : 64 * group).of_warp();
+    gpu::wgmma_operand const k = key_slab{k_.slab(size.slabs == 2 ? group : 0)}.all_columns().of_warp();
     gpu::wgmma_fence();
 #pragma unroll
     for (int c = 0; c < size.columns; c += 16)
-      gpu::wgmma<E, false>(d_q[0], ds.rows_from(row, c), k.columns_from(c), c != 0);
+      gpu::wgmma<E, false>(d_q[0], ds + score_tile::column_offset(c), k + key_slab::row_offset(c), c != 0);
     gpu::wgmma_commit();
   }
 

@@ -3,9 +3,9 @@
 // A block stays on its multiprocessor and walks the query tiles that the schedule gives it. One warp copies: it says
 // which key tile comes next and starts its transfer. Two or three warpgroups compute, 64 query rows each:
 //   S = Q K^T,  m' = max(m, S),  P = 2^(S - m'),  l = l 2^(m - m') + rowsum(P),  O = O 2^(m - m') + P V
-// The key tiles of all query tiles form one stream. In step n a warpgroup issues S of tile n + 1 and O += P V of tile
-// n, and takes the softmax of n + 1 while the second product runs, across the border of query tiles too, so that the
-// matrix units find work while a finished tile is scaled and stored.
+// A key tile is taken in two parts with a set of scores each. While the softmax of one part is computed, S of the part
+// after it and O += P V of the part before it run. The key tiles of all query tiles form one stream, so that this holds
+// across the border of query tiles too and the matrix units find work while a finished tile is scaled and stored.
 #pragma once
 
 #include "../instruction/mbarrier.cuh"
@@ -14,6 +14,7 @@
 #include "../instruction/wgmma.cuh"
 #include "../launch.cuh"
 #include "../tensor_map.hpp"
+#include "../tile/scores.cuh"
 #include "../tile/store.cuh"
 #include "../tile/swizzled_tile.cuh"
 #include "../tile/wgmma_softmax.cuh"
@@ -25,7 +26,12 @@ namespace lanewise::sm90 {
 /// One step of the stream as the copying warp announces it.
 struct stream_step {
   std::int32_t word, i, head, batch;  ///< key tile and flags; query tile; query head
-  static constexpr std::int32_t end = 1 << 30, masked = 1 << 29, first = 1 << 28, last = 1 << 27, tile = last - 1;
+  static constexpr std::int32_t end = 1 << 30, partial = 1 << 29, ragged = 1 << 28, first = 1 << 27, last = 1 << 26,
+                                hidden = 1 << 23;
+  /// Tiles stay below 2^23: 32 columns each, they would be 2^28 keys, more than any memory holds.
+  static constexpr std::int32_t tile = hidden - 1;
+  /// The flag of a step in which no row of warpgroup `group` sees a key; never a tile's last step.
+  static __device__ std::int32_t hidden_from(int group) { return hidden << group; }
   __device__ std::int32_t j() const { return word & tile; }
   __device__ bool is(std::int32_t flag) const { return (word & flag) != 0; }
 };
@@ -34,21 +40,25 @@ template <config C, tuning T, class F>
 class forward_kernel {
   using E = element<C>;
   static constexpr forward_shape size = forward_tile<C, T, F>();
-  static constexpr int d = C.head_dim, width = width_of<C>, n = size.columns / 8, on = width / 8;
+  static constexpr int d = C.head_dim, width = width_of<C>, part = size.columns / 2, n = part / 8, on = width / 8;
   using query_tile = gpu::swizzled_tile<E, size.rows, d>;
-  using key_tile = gpu::swizzled_tile<E, size.columns, d>;
+  using key_part = gpu::swizzled_tile<E, part, d>;
   using scores = gpu::accumulators<1, n>;
   using output = gpu::accumulators<1, on>;
   using probabilities = std::uint32_t[n / 2][4];
   using query_ring = gpu::ring<size.query_buffers>;
-  using key_ring = gpu::ring<size.stages>;
-  using step_ring = gpu::ring<2 * size.stages>;
+  using key_ring = gpu::ring<size.key_buffers>;
+  using value_ring = gpu::ring<size.value_buffers>;
+  /// A step is still asked for while the next one is in use and the one after it is taken, with hidden steps between.
+  using step_ring = gpu::ring<16>;
+  static constexpr int most_hidden = size.value_buffers - 1;  ///< steps in a row; take_keys says why
+  static_assert(2 * size.value_buffers + size.key_buffers + 1 <= step_ring::size);
 
  public:
   static constexpr char const* name = "sm90 forward, wgmma";
   static constexpr int threads = size.threads();
   static constexpr int shared_bytes =
-      fits<size.query_buffers * query_tile::bytes + 2 * size.stages * key_tile::bytes>();
+      fits<size.query_buffers * query_tile::bytes + 2 * (size.key_buffers + size.value_buffers) * key_part::bytes>();
 
   struct problem {
     CUtensorMap q, k, v;
@@ -81,22 +91,22 @@ class forward_kernel {
   static bool encode_maps(problem& p, forward_args<C> const& a) {
     if (p.order.count() == 0) return true;
     bool const keys =
-        p.tiles.k == 0 || (gpu::encode_tensor_map<key_tile>(p.k, a.k) && gpu::encode_tensor_map<key_tile>(p.v, a.v));
+        p.tiles.k == 0 || (gpu::encode_tensor_map<key_part>(p.k, a.k) && gpu::encode_tensor_map<key_part>(p.v, a.v));
     return keys && gpu::encode_tensor_map<query_tile>(p.q, a.q) && gpu::aligned_to_16(a.o);
   }
 
-  /// Barriers of the buffers, and the last steps announced. The step of a K buffer is still asked for while the next
-  /// buffer is in use, when a tile is finished: two rounds of the ring are kept.
+  /// Barriers of the buffers, those of K and V by part, and the last steps announced.
   struct signals {
     std::uint64_t full_q[size.query_buffers], empty_q[size.query_buffers];
-    std::uint64_t full_k[size.stages], empty_k[size.stages], full_v[size.stages], empty_v[size.stages];
-    alignas(16) stream_step step[2 * size.stages];
+    std::uint64_t full_k[size.key_buffers][2], empty_k[size.key_buffers][2];
+    std::uint64_t full_v[size.value_buffers][2], empty_v[size.value_buffers][2];
+    alignas(16) stream_step step[step_ring::size];
   };
 
   __device__ forward_kernel(problem const& p, std::uint32_t shared, signals& s)
       : p_(p),
-        s_(s), q_{shared}, k_{shared + size.query_buffers * query_tile::bytes}, v_{k_.base +
-                                                                                   size.stages * key_tile::bytes} {}
+        s_(s), q_{shared}, k_{shared + size.query_buffers * query_tile::bytes}, v_{k_.base + 2 * size.key_buffers *
+                                                                                                 key_part::bytes} {}
 
   __device__ void run() {
     if (threadIdx.x == 0) prepare();
@@ -118,11 +128,14 @@ class forward_kernel {
   __device__ void prepare() {
     if (p_.tiles.k > 0) gpu::tma_prefetch_map(p_.q), gpu::tma_prefetch_map(p_.k), gpu::tma_prefetch_map(p_.v);
     constexpr int consumer_warps = 4 * size.consumers();
-    for (int i = 0; i < size.query_buffers; ++i)
-      gpu::mbarrier_init(at(s_.full_q[i]), 1), gpu::mbarrier_init(at(s_.empty_q[i]), consumer_warps);
-    for (int i = 0; i < size.stages; ++i) {
-      gpu::mbarrier_init(at(s_.full_k[i]), 1), gpu::mbarrier_init(at(s_.empty_k[i]), consumer_warps);
-      gpu::mbarrier_init(at(s_.full_v[i]), 1), gpu::mbarrier_init(at(s_.empty_v[i]), consumer_warps);
+    auto const start = [](std::uint64_t& full, std::uint64_t& empty) {
+      gpu::mbarrier_init(at(full), 1);
+      gpu::mbarrier_init(at(empty), consumer_warps);
+    };
+    for (int i = 0; i < size.query_buffers; ++i) start(s_.full_q[i], s_.empty_q[i]);
+    for (int part = 0; part < 2; ++part) {
+      for (int i = 0; i < size.key_buffers; ++i) start(s_.full_k[i][part], s_.empty_k[i][part]);
+      for (int i = 0; i < size.value_buffers; ++i) start(s_.full_v[i][part], s_.empty_v[i][part]);
     }
     gpu::mbarrier_init_fence();
   }
@@ -132,8 +145,9 @@ class forward_kernel {
   /// The stream of this block, walked by a whole warp.
   struct stream {
     problem const& p;
-    key_walk<F> keys;
-    std::int32_t round = 0, i = 0, head = 0, batch = 0;
+    key_walk<F, size.consumers()> keys;
+    std::uint32_t hidden_before = 0;  ///< from which groups the last steps were hidden, the latest in the lowest bits
+    std::int32_t round = 0, i = 0, head = 0, batch = 0, key_head = 0;
 
     __device__ explicit stream(problem const& p) : p(p), keys(p.f, p.tiles) {}
 
@@ -141,7 +155,7 @@ class forward_kernel {
     __device__ bool next_tile() {
       tile_order::place to;
       if (!p.order.take(round++, std::int32_t(blockIdx.x), std::int32_t(gridDim.x), to)) return false;
-      i = to.tile, batch = to.head / p.query_heads, head = to.head - batch * p.query_heads;
+      i = to.tile, batch = to.head / p.query_heads, head = to.head - batch * p.query_heads, key_head = head / p.ratio;
       keys.start(batch, head, i);
       return true;
     }
@@ -153,57 +167,84 @@ class forward_kernel {
         while (keys.done());
         flags = stream_step::first;
       }
-      auto const [j, partial] = keys.next();
-      block const t = p.tiles.tile(batch, head, i, j);
-      bool const ragged_keys = t.k_end - t.k_begin < size.columns, ragged_rows = t.q_end - t.q_begin < size.rows;
-      if (partial || ragged_keys || (has_score<F> && ragged_rows)) flags |= stream_step::masked;
-      if (keys.done()) flags |= stream_step::last;
+      auto const [j, partial, hidden] = keys.next();
+      bool const ragged_keys = p.tiles.k - j * size.columns < size.columns,
+                 ragged_rows = p.tiles.q - i * size.rows < size.rows;
+      constexpr bool asks =
+          has_mask<F> || has_score<F>;  // about pairs that exist; a padding query's results are dropped
+      if (partial) flags |= stream_step::partial;
+      bool const scaled = !has_score<F> && p.scale.before != 1.f;  // a factor that is not positive
+      if (ragged_keys || (asks && ragged_rows) || scaled) flags |= stream_step::ragged;
+      flags |= keys.done() ? stream_step::last : std::int32_t(may_hide(hidden)) * stream_step::hidden;
       return {j | flags, i, head, batch};
     }
+    /// The groups that may pass this step over: not all at once, and none more than most_hidden times in a row.
+    __device__ std::uint32_t may_hide(std::uint32_t groups) {
+      constexpr int bits = size.consumers();
+      if (groups == (1u << bits) - 1) groups = 0;
+      std::uint32_t always = groups;
+#pragma unroll
+      for (int i = 0; i < most_hidden; ++i) always &= hidden_before >> i * bits;
+      groups &= ~always;
+      hidden_before = hidden_before << bits | groups;
+      return groups;
+    }
+  };
+  /// Where K and V of a step lie.
+  struct source {
+    int row, head, batch;
   };
 
-  /// Keys go ahead of values by one step, as they are used.
+  /// In the order in which buffers are given back. One step has to take less time here than there.
   __device__ void produce() {
     stream all(p_);
+    source before{};
     std::uint32_t tiles = 0;
     for (std::uint32_t number = 0;; ++number) {
       stream_step const step = all.next(number > 0);
-      if (leads()) {
-        load_keys(step, number);
-        if (number > 0) load_values(number - 1);
-        if (step.is(stream_step::first)) load_queries(step, tiles++);
+      source const here{step.j() * size.columns, all.key_head, step.batch};
+      bool const end = step.is(stream_step::end);
+      if (gpu::elect_one()) {
+        announce(step, number);
+        if (!end) load_keys(here, number, 0);
+        if (number > 0) load_values(before, number - 1, 1);
+        if (step.is(stream_step::first)) load_queries(step, tiles);
+        if (!end) load_keys(here, number, 1), load_values(here, number, 0);
       }
-      if (step.is(stream_step::end)) return;
+      if (step.is(stream_step::first)) ++tiles;
+      if (end) return;
+      before = here;
     }
   }
 
-  static __device__ bool leads() { return threadIdx.x % 32 == 0; }
-
+  /// With the first part of a step's keys; the last step of all has none.
+  __device__ __forceinline__ void announce(stream_step const& to, std::uint32_t number) {
+    int const stage = key_ring::stage(number);
+    gpu::mbarrier_wait(at(s_.empty_k[stage][0]), key_ring::parity(number) ^ 1);
+    s_.step[step_ring::stage(number)] = to;
+    if (to.is(stream_step::end)) gpu::mbarrier_arrive(at(s_.full_k[stage][0]));
+  }
   __device__ __forceinline__ void load_queries(stream_step const& to, std::uint32_t tile) {
     int const stage = query_ring::stage(tile);
     gpu::mbarrier_wait(at(s_.empty_q[stage]), query_ring::parity(tile) ^ 1);
-    load(q_.stage(stage), p_.q, at(s_.full_q[stage]), to.i * size.rows, to.head, to.batch);
+    load(q_.stage(stage), p_.q, at(s_.full_q[stage]), {to.i * size.rows, to.head, to.batch});
   }
-  /// Announces a step; the last one of all has no keys.
-  __device__ __forceinline__ void load_keys(stream_step const& to, std::uint32_t number) {
+  __device__ __forceinline__ void load_keys(source const& from, std::uint32_t number, int half) {
     int const stage = key_ring::stage(number);
-    gpu::mbarrier_wait(at(s_.empty_k[stage]), key_ring::parity(number) ^ 1);
-    s_.step[step_ring::stage(number)] = to;
-    if (to.is(stream_step::end)) gpu::mbarrier_arrive(at(s_.full_k[stage]));
-    else load(k_.stage(stage), p_.k, at(s_.full_k[stage]), to.j() * size.columns, to.head / p_.ratio, to.batch);
+    gpu::mbarrier_wait(at(s_.empty_k[stage][half]), key_ring::parity(number) ^ 1);
+    load(k_.stage(2 * stage + half), p_.k, at(s_.full_k[stage][half]), {from.row + half * part, from.head, from.batch});
   }
-  __device__ __forceinline__ void load_values(std::uint32_t number) {
-    int const stage = key_ring::stage(number);
-    stream_step const to = s_.step[step_ring::stage(number)];
-    gpu::mbarrier_wait(at(s_.empty_v[stage]), key_ring::parity(number) ^ 1);
-    load(v_.stage(stage), p_.v, at(s_.full_v[stage]), to.j() * size.columns, to.head / p_.ratio, to.batch);
+  __device__ __forceinline__ void load_values(source const& from, std::uint32_t number, int half) {
+    int const stage = value_ring::stage(number);
+    gpu::mbarrier_wait(at(s_.empty_v[stage][half]), value_ring::parity(number) ^ 1);
+    load(v_.stage(2 * stage + half), p_.v, at(s_.full_v[stage][half]), {from.row + half * part, from.head, from.batch});
   }
   template <class Tile>
-  static __device__ void load(Tile to, CUtensorMap const& map, std::uint32_t full, int row, int head, int batch) {
+  static __device__ __forceinline__ void load(Tile to, CUtensorMap const& map, std::uint32_t full, source const& from) {
     gpu::mbarrier_arrive_expect(full, Tile::bytes);
 #pragma unroll
     for (int s = 0; s < Tile::slabs; ++s)
-      gpu::tma_load(to.slab(s), map, full, s * Tile::slab_columns, row, head, batch);
+      gpu::tma_load(to.slab(s), map, full, s * Tile::slab_columns, from.row, from.head, from.batch);
   }
 
   /// Rows whose tile has no key to visit, by a warp of its own.
@@ -228,133 +269,211 @@ class forward_kernel {
 
   // The computing warpgroups.
 
+  static __device__ bool leads() { return threadIdx.x % 32 == 0; }
+
   /// Where a warpgroup stands, and the rows that it owns.
   struct reader {
     int group;                           ///< rows 64 group ... of a query tile
     std::uint32_t steps = 0, tiles = 0;  ///< taken so far; query tiles whose last step was taken
     __device__ int row() const { return 64 * group + int(threadIdx.x / 32 % 4) * 16; }
   };
-  /// A step that was taken: its flags, and its number, which says where the rest of it stands.
+  /// A step that was taken: its flags, and its number, which says where the rest of it stands. Where the flags of
+  /// hidden steps were, the word counts how many were passed over before it.
   struct taken {
     std::int32_t word;
     std::uint32_t number;
+    static constexpr std::int32_t plain = 0;  ///< a step without flags, and none passed over before it
     __device__ bool is(std::int32_t flag) const { return (word & flag) != 0; }
+    __device__ std::uint32_t number_before() const {
+      return number - 1 - std::uint32_t(word) / stream_step::hidden % 8;
+    }
+  };
+
+  /// What a warpgroup holds: scores of two parts, of which one is computed while the softmax of the other is taken; P
+  /// of a part on its way into O; O and the softmax of its tile; and what O is multiplied by where its base was raised.
+  struct progress {
+    scores s[2];
+    probabilities p;
+    output o;
+    gpu::row_softmax rows;
+    float by[2];
   };
 
   __device__ void consume(int group) {
     reader at{group};
-    scores s;
-    output o;
-    probabilities p;
-    gpu::row_softmax rows;
-    float by[2];  // what O is multiplied by once the product that adds to it is over
-    gpu::clear<1, on>(o);
-
-    taken next = take_keys(at);
-    if (next.is(stream_step::end)) return;
-    multiply_queries(s, next, at);
-    gpu::wgmma_wait<0>(s[0]);
-    release_keys(next, at);
-    apply(s, next, at);
-    rows.raise(s, p_.scale.factor, by);
-    rows.exponentiate(s, p_.scale.factor);
-    gpu::feed_rows<E, n>(p, s);
-    for (;;) {
-      taken const now = next;
-      next = take_keys(at);
-      gpu::pin(p), gpu::pin(o[0]);
-      if (next.is(stream_step::end)) {
-        multiply_values(o, p, now, at);
-        finish_rows(rows, now, at, by);
-        gpu::wgmma_wait<0>(o[0]);
-        scale_rows(o, by);
-        store(o, now, at);
-        return;
-      }
-      multiply_queries(s, next, at);
-      multiply_values(o, p, now, at);
-      gpu::wgmma_wait<1>(s[0]);
-      release_keys(next, at);
-      apply(s, next, at);
-      bool const border = next.is(stream_step::first);
-      if (border) finish_rows(rows, now, at, by), rows = {};
-      float down[2];
-      bool const raised = rows.raise(s, p_.scale.factor, down);
-      if (raised && !border) by[0] = down[0], by[1] = down[1];
-      rows.exponentiate(s, p_.scale.factor);
-      gpu::wgmma_wait<0>(o[0]);
-      release_values(now);
-      if (raised || border) scale_rows(o, by);
-      if (border) store(o, now, at);
-      gpu::feed_rows<E, n>(p, s);
+    progress x{};
+    std::int32_t word = take(at);
+    if (word & stream_step::end) return;
+    gpu::pin(x.p), gpu::pin(x.o[0]);
+    taken const start{word, at.steps - 1};
+    multiply_queries(x.s[0], keys_of(start, at), 0);
+    gpu::wgmma_wait<0>(x.s[0][0]);
+    release(s_.empty_k[key_ring::stage(start.number)][0]);
+    while (true) {
+      while (word == taken::plain) word = advance<true>(x, at, word);
+      if (word & stream_step::end) break;
+      word = advance<false>(x, at, word);
     }
+    taken const last{0, taken{word, at.steps - 1}.number_before()};
+    multiply_values(x, last, 1, true);
+    finish_rows(x.rows, last, at, x.by);
+    gpu::wgmma_wait<0>(x.o[0]);
+    scale_rows(x.o, x.by);
+    store(x.o, last, at);
   }
 
-  /// Waits for the next step of the stream, and for its queries where it opens a tile.
-  __device__ __forceinline__ taken take_keys(reader& r) {
-    std::uint32_t const number = r.steps++;
-    int const stage = key_ring::stage(number);
-    gpu::mbarrier_wait(at(s_.full_k[stage]), key_ring::parity(number));
-    taken const step{__shfl_sync(0xffffffffu, s_.step[step_ring::stage(number)].word, 0), number};
-    if (step.is(stream_step::first))
-      gpu::mbarrier_wait(at(s_.full_q[query_ring::stage(r.tiles)]), query_ring::parity(r.tiles));
-    return step;
+  /// One step. It finds S of its first part and P of the second part of the step before it, and leaves the same of the
+  /// next step: nothing is under way at its border, since ptxas does not follow products through the head of a loop
+  /// (C7514), and there the least is lost by waiting. Most steps are plain, in the middle of a tile that every row
+  /// sees: for them all that asks for flags is gone at compile time.
+  template <bool plain>
+  __device__ __forceinline__ std::int32_t advance(progress& x, reader& at, std::int32_t word) {
+    taken const step{word, at.steps - 1}, before{0, plain ? step.number - 1 : step.number_before()};
+    bool const opens = !plain && step.is(stream_step::first);
+    bool const border = opens && at.tiles > 0;  // O of another tile is to be stored
+    int const stage = key_ring::stage(step.number);
+
+    multiply_values(x, before, 1, true);
+    await(s_.full_k[stage][1], key_ring::parity(step.number));
+    multiply_queries(x.s[1], keys_of(step, at), 1);
+    if (border) finish_rows(x.rows, before, at, x.by);
+    if (opens) x.rows = {};
+    bool raised = soften<plain>(x, 0, step, at, opens);
+    gpu::wgmma_wait<1>(x.o[0]);
+    if (plain || int(before.number) >= 0) release(s_.empty_v[value_ring::stage(before.number)][1]);
+    if (raised || border) scale_rows(x.o, x.by);
+    if (border) store(x.o, before, at);
+    gpu::feed_rows<E, n>(x.p, x.s[0]);
+
+    if (!plain) hide_values(step, 0, at);
+    multiply_values(x, step, 0, !opens);
+    gpu::wgmma_wait<1>(x.s[1][0]);
+    release(s_.empty_k[stage][1]);
+    if (!plain && step.is(stream_step::last)) release(s_.empty_q[query_ring::stage(at.tiles)]), ++at.tiles;
+    word = take(at);
+    taken const next{word, at.steps - 1};
+    multiply_queries(x.s[0], keys_of(next, at), 0);  // after the last step of all nobody reads it
+    raised = soften<plain>(x, 1, step, at, false);
+    gpu::wgmma_wait<0>(x.o[0]);
+    gpu::pin(x.s[0][0]);
+    release(s_.empty_v[value_ring::stage(step.number)][0]);
+    release(s_.empty_k[key_ring::stage(next.number)][0]);
+    if (raised) scale_rows(x.o, x.by);
+    gpu::feed_rows<E, n>(x.p, x.s[1]);
+    if (!plain) hide_values(step, 1, at);
+    return word;
   }
-  __device__ __forceinline__ void multiply_queries(scores& s, taken const& step, reader const& r) {
-    query_tile const q = q_.stage(query_ring::stage(r.tiles));
-    key_tile const k = k_.stage(key_ring::stage(step.number));
+
+  /// S of a part becomes P. True where O has to be multiplied by `by` before it takes up more, which it has not where
+  /// its tile `opens`.
+  template <bool plain>
+  __device__ __forceinline__ bool soften(progress& x, int half, taken const& step, reader const& at, bool opens) const {
+    scores& s = x.s[half];
+    if (!plain || has_score<F>) apply(s, half, step, at);
+    float down[2];
+    bool const raised = x.rows.raise(s, p_.scale.factor, down) && !opens;
+    if (raised) x.by[0] = down[0], x.by[1] = down[1];
+    x.rows.exponentiate(s, p_.scale.factor);
+    return raised;
+  }
+
+  /// Q and K of a step.
+  struct operands {
+    gpu::wgmma_operand q, k;
+  };
+  __device__ __forceinline__ operands keys_of(taken const& step, reader const& r) const {
+    return {q_.stage(query_ring::stage(r.tiles)).rows_from(64 * r.group).of_warp(),
+            k_.stage(2 * key_ring::stage(step.number)).rows_from(0).of_warp()};
+  }
+  /// S = Q K^T of a part
+  static __device__ __forceinline__ void multiply_queries(scores& s, operands const& from, int half) {
+    auto const k = [&](int c) { return from.k + (half * key_part::bytes + key_part::column_offset(c)); };
     gpu::wgmma_fence();
+    gpu::wgmma_anew<E, true>(s[0], from.q + 0, k(0));
 #pragma unroll
-    for (int c = 0; c < d; c += 16) gpu::wgmma<E, true>(s[0], q.rows_from(64 * r.group, c), k.rows_from(0, c), c != 0);
+    for (int c = 16; c < d; c += 16) gpu::wgmma<E, true>(s[0], from.q + query_tile::column_offset(c), k(c), true);
     gpu::wgmma_commit();
   }
-  __device__ __forceinline__ void release_keys(taken const& step, reader& r) {
-    if (leads()) gpu::mbarrier_arrive(at(s_.empty_k[key_ring::stage(step.number)]));
-    if (!step.is(stream_step::last)) return;
-    if (leads()) gpu::mbarrier_arrive(at(s_.empty_q[query_ring::stage(r.tiles)]));
-    ++r.tiles;
-  }
-  /// O (+)= P V, once V is there and what it holds of keys that no row of the tile sees is zeroed.
-  __device__ __forceinline__ void multiply_values(output& o, probabilities const& p, taken const& step,
-                                                  reader const& r) {
-    int const stage = key_ring::stage(step.number);
-    key_tile const v = v_.stage(stage);
-    gpu::mbarrier_wait(at(s_.full_v[stage]), key_ring::parity(step.number));
-    if (has_mask<F> && step.is(stream_step::masked)) zero_hidden_keys(v, step, 1 + r.group);
+  /// O (+)= P V of a part
+  __device__ __forceinline__ void multiply_values(progress& x, taken const& step, int half, bool add) {
+    int const stage = value_ring::stage(step.number);
+    gpu::wgmma_operand const v = v_.stage(2 * stage + half).all_columns().of_warp();
+    if (int(step.number) >= 0) await(s_.full_v[stage][half], value_ring::parity(step.number));
+    gpu::pin(x.p), gpu::pin(x.o[0]);
     gpu::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < n / 2; ++i)
-      gpu::wgmma<E, false>(o[0], p[i], v.columns_from(16 * i), i != 0 || !step.is(stream_step::first));
+      gpu::wgmma<E, false>(x.o[0], x.p[i], v + key_part::row_offset(16 * i), i != 0 || add);
     gpu::wgmma_commit();
   }
-  __device__ __forceinline__ void release_values(taken const& step) {
-    if (leads()) gpu::mbarrier_arrive(at(s_.empty_v[key_ring::stage(step.number)]));
+  /// V's rows of keys that no query of the tile sees become zeros before they meet P.
+  __device__ __forceinline__ void hide_values(taken const& step, int half, reader const& r) {
+    if (!has_mask<F> || !step.is(stream_step::partial)) return;
+    int const stage = value_ring::stage(step.number);
+    await(s_.full_v[stage][half], value_ring::parity(step.number));
+    zero_hidden_keys(v_.stage(2 * stage + half), part_of(tile_of(step), half), 1 + r.group);
+  }
+
+  static __device__ __forceinline__ void await(std::uint64_t& full, std::uint32_t parity) {
+    gpu::mbarrier_wait(at(full), parity);
+    __syncwarp();
+  }
+  /// By one thread of each warp.
+  static __device__ __forceinline__ void release(std::uint64_t& empty) {
+    if (leads()) gpu::mbarrier_arrive(at(empty));
+  }
+
+  /// Waits for the next step that this warpgroup sees, and for its queries where it is the first of a tile. The buffers
+  /// of the others are given back unread, once they are full, since until then the barrier counts for the tile before
+  /// them in that buffer. That one is behind us as long as fewer steps than V has buffers are passed over.
+  __device__ __forceinline__ std::int32_t take(reader& r) {
+    std::int32_t opened = 0;
+    for (std::int32_t passed = 0;; ++passed) {
+      std::uint32_t const number = r.steps++;
+      int const key_stage = key_ring::stage(number), value_stage = value_ring::stage(number);
+      await(s_.full_k[key_stage][0], key_ring::parity(number));
+      std::int32_t const word = word_of(number) | opened;
+      if (!(word & stream_step::hidden_from(r.group))) {
+        if (word & stream_step::first) await(s_.full_q[query_ring::stage(r.tiles)], query_ring::parity(r.tiles));
+        return (word & -stream_step::last) | passed * stream_step::hidden;
+      }
+      opened = word & stream_step::first;
+      for (int half = 0; half < 2; ++half) {
+        await(s_.full_k[key_stage][half], key_ring::parity(number));
+        release(s_.empty_k[key_stage][half]);
+        await(s_.full_v[value_stage][half], value_ring::parity(number));
+        release(s_.empty_v[value_stage][half]);
+      }
+    }
+  }
+  __device__ __forceinline__ std::int32_t word_of(std::uint32_t number) const {
+    std::int32_t const volatile& word = s_.step[step_ring::stage(number)].word;
+    return __shfl_sync(0xffffffffu, word, 0);
   }
   __device__ __forceinline__ block tile_of(taken const& t) const {
     stream_step const step = s_.step[step_ring::stage(t.number)];
     return p_.tiles.tile(step.batch, step.head, step.i, step.j());
   }
-  __device__ __forceinline__ void apply(scores& s, taken const& step, reader const& r) const {
-    bool const masked = step.is(stream_step::masked);
-    if (masked || has_score<F> || p_.scale.before != 1.f)
-      gpu::apply_variant_to_rows<n>(s, p_.f, tile_of(step), r.row(), masked, p_.scale);
+  static __device__ __forceinline__ block part_of(block t, int half) {
+    t.k_begin += half * part;
+    t.k_end = t.k_end < t.k_begin + part ? t.k_end : t.k_begin + part;
+    return t;
+  }
+  __device__ __forceinline__ void apply(scores& s, int half, taken const& step, reader const& r) const {
+    if (!has_score<F> && p_.scale.before == 1.f && !step.is(stream_step::partial | stream_step::ragged)) return;
+    constexpr bool one_path = size.consumers() == 3 && !has_score<F>;  // 160 registers do not hold what two need
+    gpu::apply_variant<gpu::rows_are::queries>(s, no_raw, p_.f, part_of(tile_of(step), half), r.row(),
+                                               step.is(stream_step::partial) ? cover::partial : cover::full,
+                                               one_path || step.is(stream_step::ragged), p_.scale);
   }
 
   /// P is 0 where a key is hidden, but 0 times NaN is not: such rows of V become zeros. Every warpgroup does it by
   /// itself, for the rows of the whole query tile, so that all write the same.
-  __device__ __forceinline__ void zero_hidden_keys(key_tile v, taken const& step, int barrier) const {
-    block const t = tile_of(step);
-    bool hidden[(size.columns + 127) / 128], some = false;
-#pragma unroll
-    for (int i = 0; i < (size.columns + 127) / 128; ++i) {
-      int const key = int(threadIdx.x % 128) + 128 * i;
-      hidden[i] = key < t.k_end - t.k_begin && is_hidden(t, t.k_begin + key);
-      some |= hidden[i];
-    }
-    if (!gpu::warpgroup_any(barrier, some)) return;
-#pragma unroll
-    for (int i = 0; i < (size.columns + 127) / 128; ++i)
-      if (hidden[i]) v.zero_row(int(threadIdx.x % 128) + 128 * i);
+  __device__ __forceinline__ void zero_hidden_keys(key_part v, block const& t, int barrier) const {
+    int const key = int(threadIdx.x % 128);
+    bool const hidden = key < t.k_end - t.k_begin && is_hidden(t, t.k_begin + key);
+    if (!gpu::warpgroup_any(barrier, hidden)) return;
+    if (hidden) v.zero_row(key);
     gpu::async_proxy_fence();
     gpu::warpgroup_barrier(barrier);
   }
@@ -374,10 +493,17 @@ class forward_kernel {
       for (int e = 0; e < 4; ++e) o[0][j].x[e] *= by[e / 2];
   }
 
+  /// The problem, hidden from the optimiser: what is read of it once a tile is not held in registers through the loop.
+  __device__ problem const& problem_anew() const {
+    problem const* p = &p_;
+    asm volatile("" : "+l"(p));
+    return *p;
+  }
   /// LSE = m + log l, and `by` = 1 / l for O; a sink joins as one more key of value zero.
   __device__ __forceinline__ void finish_rows(gpu::row_softmax const& rows, taken const& step, reader const& r,
                                               float (&by)[2]) const {
     block const t = tile_of(step);
+    view<float> const& lse = problem_anew().lse;
     int const lane = gpu::lane_index_anew();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -387,22 +513,23 @@ class forward_kernel {
       if constexpr (has_sink<F>)
         if (q < t.q_end) by[half] *= softmax::add_sink(p_.f(lanewise::row{t.batch, t.head, q}), max, l);
       by[half] *= softmax::inverse_of(l);
-      if (p_.lse && q < t.q_end && lane % 4 == 0)
-        *p_.lse.row(t.batch, q, t.head) = softmax::lse_of(max, l, C.empty_lse);
+      if (lse && q < t.q_end && lane % 4 == 0) *lse.row(t.batch, q, t.head) = softmax::lse_of(max, l, C.empty_lse);
     }
   }
   __device__ __forceinline__ void store(output const& o, taken const& step, reader const& r) const {
     block const t = tile_of(step);
+    view<E> const& to = problem_anew().o;
     constexpr float finished[1][2] = {{1.f, 1.f}};
-    gpu::store_rows<d, E>(
-        {p_.o.row(t.batch, t.q_begin, t.head), p_.o.stride.sequence, t.q_end - t.q_begin, true, false}, r.row(), o,
-        finished);
+    gpu::store_rows<d, E>({to.row(t.batch, t.q_begin, t.head), to.stride.sequence, t.q_end - t.q_begin, true, false},
+                          r.row(), o, finished);
   }
+
+  static constexpr scores* no_raw = nullptr;
 
   problem const& p_;
   signals& s_;
   query_tile q_;
-  key_tile k_, v_;
+  key_part k_, v_;  ///< two to a tile
 };
 
 }  // namespace lanewise::sm90

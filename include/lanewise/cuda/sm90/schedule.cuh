@@ -39,8 +39,9 @@ constexpr tile_order tile_order_of(tiling const& t, extents q, std::int32_t rati
 }
 
 /// The key tiles of one query tile from the last to the first. Lane l of the warp asks for the tile l below `above_`,
-/// so that 32 covers are known at once; every lane holds the same answers.
-template <class F>
+/// so that 32 covers are known at once; every lane holds the same answers. The rows of a query tile belong to `groups`
+/// warpgroups, 64 each.
+template <class F, int groups>
 class key_walk {
  public:
   __device__ key_walk(F const& f, tiling const& tiles) : f_(f), tiles_(tiles) {}
@@ -56,11 +57,12 @@ class key_walk {
   struct step {
     std::int32_t j;
     bool partial;
+    std::uint32_t hidden;  ///< bit g: no row of group g sees a key of this tile
   };
   /// Only where done() is false.
   __device__ __forceinline__ step next() {
     int const lane = __ffs(int(visited_)) - 1;
-    step const s{above_ - 1 - lane, (partial_ >> lane & 1) != 0};
+    step const s{above_ - 1 - lane, (partial_ >> lane & 1) != 0, hidden(above_ - 1 - lane)};
     visited_ &= visited_ - 1;
     look();
     return s;
@@ -76,6 +78,14 @@ class key_walk {
       visited_ = __ballot_sync(0xffffffffu, c != cover::empty);
       partial_ = __ballot_sync(0xffffffffu, c == cover::partial);
     }
+  }
+  /// Lane g answers for group g.
+  __device__ __forceinline__ std::uint32_t hidden(std::int32_t j) const {
+    block rows = tiles_.tile(batch_, head_, i_, j);
+    rows.q_begin += 64 * std::int32_t(threadIdx.x % 32);
+    rows.q_end = rows.q_end < rows.q_begin + 64 ? rows.q_end : rows.q_begin + 64;
+    bool const none = rows.q_begin >= rows.q_end || cover_of(f_, rows) == cover::empty;
+    return __ballot_sync(0xffffffffu, none) & ((1u << groups) - 1);
   }
 
   F const& f_;

@@ -19,8 +19,10 @@ inline constexpr int width_of = (C.head_dim + 31) / 32 * 32;
 
 /// A warpgroup owns 64 query rows.
 struct forward_shape {
-  int rows, columns, stages;
+  int rows, columns;
   int query_buffers;       ///< 2: the next tile's Q arrives while this one's is in use
+  int key_buffers;         ///< of K
+  int value_buffers;       ///< of V, which is in use one step longer than K
   int producer_registers;  ///< of the copying warpgroup
   LANEWISE_HD constexpr int consumers() const { return rows / 64; }
   constexpr int threads() const { return 128 * (1 + consumers()); }
@@ -28,32 +30,35 @@ struct forward_shape {
   LANEWISE_HD constexpr int consumer_registers() const {
     return ((consumers() == 2 ? 168 : 128) * (1 + consumers()) - producer_registers) / consumers() / 8 * 8;
   }
+  constexpr int shared_bytes(int slabs) const {
+    return 128 * slabs * (query_buffers * rows + (key_buffers + value_buffers) * columns);
+  }
 };
 
-/// Registers a consumer: S columns / 2, P columns / 4, O width / 2. KiB: Q rows slabs / 8 a buffer, K and V columns
-/// slabs / 8 each a stage, where a slab is 64 columns of the head dim.
+/// Registers a consumer: S columns / 2, P columns / 4, O width / 2. KiB: slabs (Q rows / 8 a buffer, K and V columns / 8
+/// a buffer), where a slab is 64 columns of the head dim.
 template <config C, tuning T, class F>
 constexpr forward_shape forward_tile() {
   constexpr int slabs = (C.head_dim + 63) / 64;
-  // A variant that holds pointers reads memory for every pair, which takes registers.
-  constexpr bool reads = alignof(F) >= alignof(void*);
+  // A score, or a variant that holds pointers and so reads memory for every pair, takes registers; 160 hold only a mask
+  // of one number.
+  constexpr bool reads = alignof(F) >= alignof(void*), heavy = reads || has_score<F>;
   constexpr int producer = reads ? 56 : 40;
   forward_shape t{};
-  if (slabs == 1 && !reads && !has_score<F>)
-    t = {192, 128, 2, 2, 32};                           // 64 + 32 + 32 of 160; 2 x 24 + 2 x 32 = 112 KiB
-  else if (slabs == 1) t = {128, 128, 2, 2, producer};  // 64 + 32 + 32 of 224; 2 x 16 + 2 x 32 = 96 KiB
-  else if (slabs == 2) t = {128, 128, 2, 2, producer};  // 64 + 32 + 64; 2 x 32 + 2 x 64 = 192 KiB
-  else if (slabs == 3 && (reads || has_score<F>)) t = {128, 80, 2, 1, producer};  // 40 + 20 + 96; 48 + 2 x 60 = 168 KiB
-  else if (slabs == 3) t = {128, 112, 2, 1, producer};                            // 56 + 28 + 96; 48 + 2 x 84 = 216 KiB
-  else if (reads || has_score<F>) t = {128, 48, 2, 1, producer};  // 24 + 12 + 128; 64 + 2 x 48 = 160 KiB
-  else t = {128, 80, 2, 1, producer};                             // 40 + 20 + 128; 64 + 2 x 80 = 224 KiB
+  // clang-format off
+  if (slabs == 1 && !heavy && sizeof(F) <= 4) t = {192, 128, 2, 4, 4, 32};    // 64 + 16 + 32 of 160; 2 x 24 + 8 x 16 = 176 KiB
+  else if (slabs == 1) t = {128, 128, 2, 4, 4, producer};   // 64 + 16 + 32 of 224; 2 x 16 + 8 x 16 = 160 KiB
+  else if (slabs == 2) t = {128, 128, 2, 2, 2, producer};   // 64 + 16 + 64; 2 x 32 + 4 x 32 = 192 KiB
+  else if (slabs == 3) t = {128, 128, 1, 2, 1, producer};   // 64 + 16 + 96; 48 + 3 x 48 = 192 KiB
+  else if (heavy) t = {128, 64, 1, 2, 2, producer};         // 32 + 8 + 128; 64 + 4 x 32 = 192 KiB
+  else t = {128, 96, 1, 2, 1, producer};                    // 48 + 12 + 128; 64 + 3 x 48 = 208 KiB
+  // clang-format on
   tile const asked = T.sm90_forward;
   if (asked.block_q) t.rows = asked.block_q, t.producer_registers = t.consumers() == 2 ? producer : 32;
   if (asked.block_k) t.columns = asked.block_k;
-  if (asked.stages) t.stages = asked.stages;
-  int const slab_bytes = 128 * slabs, keys = 2 * t.stages * t.columns * slab_bytes;
-  if (asked.block_q || asked.block_k || asked.stages)
-    t.query_buffers = 2 * t.rows * slab_bytes + keys <= shared_memory_limit ? 2 : 1;
+  if (asked.stages) t.key_buffers = t.value_buffers = asked.stages;
+  if (t.shared_bytes(slabs) > shared_memory_limit) t.query_buffers = 1;
+  if (t.shared_bytes(slabs) > shared_memory_limit && !asked.stages) t.key_buffers = t.value_buffers = 2;
   return t;
 }
 

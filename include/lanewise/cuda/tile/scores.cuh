@@ -63,13 +63,41 @@ __device__ __forceinline__ void mask_pairs(accumulators<m, n>& s, accumulators<m
   });
 }
 
+/// mask_pairs where every row sees one run of keys and there is no score: a row has two bounds, which its columns are
+/// compared with. The ends of the keys are in them; rows past the end of the queries are dropped later.
+template <int m, int n, class F>
+__device__ __forceinline__ void mask_runs(accumulators<m, n>& s, F const& f, block const& tile, int row) {
+  int const lane = lane_index_anew(), column = c_map::c(lane, 0).column;
+#pragma unroll
+  for (int i = 0; i < m; ++i)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      std::int32_t const q = tile.q_begin + row + 16 * i + c_map::c(lane, 2 * half).row;
+      block const run = hull_of(f, {tile.batch, tile.head, q, q + 1, tile.k_begin, tile.k_end});
+      int const first = run.k_begin - tile.k_begin - column, end = run.k_end - tile.k_begin - column;
+#pragma unroll
+      for (int j = 0; j < n; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (8 * j + e >= end) s[i][j].x[2 * half + e] = -infinity;
+      if (!has_mask<F> || !__any_sync(0xffffffffu, first > 0)) continue;
+#pragma unroll
+      for (int j = 0; j < n; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (8 * j + e < first) s[i][j].x[2 * half + e] = -infinity;
+    }
+}
+
 /// Scores of one tile, ready for the exponent. `raw`, where given, receives scale q.k as a score's grad wants it.
 template <rows_are R, int m, int n, class F>
 __device__ __forceinline__ void apply_variant(accumulators<m, n>& s, accumulators<m, n>* raw, F const& f,
                                               block const& tile, int row, cover c, bool ragged, score_scale scale) {
   if (!has_score<F> && scale.before != 1.f)
     for_each_element<m, n>(0, [&](int, int, int i, int j, int e) { s[i][j].x[e] *= scale.before; });
-  if (ragged) {
+  if constexpr (R == rows_are::queries && !has_score<F> && sees_one_run<F>) {
+    if (ragged || c != cover::full) mask_runs(s, f, tile, row);
+  } else if (ragged) {
     mask_pairs<R, true>(s, raw, f, tile, row, c, scale);
   } else if (has_mask<F> && c != cover::full) {
     mask_pairs<R, false>(s, raw, f, tile, row, c, scale);

@@ -10,18 +10,37 @@
 
 #include <cstdint>
 
+#include "../../host_device.hpp"
 #include "shared_tile.cuh"
 
 namespace lanewise::gpu {
 
 /// A shared-memory descriptor of wgmma. Bits 0-13 address / 16, 16-29 leading byte offset / 16, 32-45 stride byte
 /// offset / 16, 62-63 swizzle: 1 is 128 bytes, 2 is 64, 3 is 32. Tiles start at a multiple of 8 rows of a slab, so that
-/// the base offset (bits 49-51) is 0.
-__device__ __forceinline__ std::uint64_t wgmma_descriptor(std::uint32_t address, int leading, int stride, int span) {
-  std::uint32_t const low = (address & 0x3ffff) >> 4 | std::uint32_t(leading >> 4) << 16;
-  std::uint32_t const swizzle = span == 128 ? 1 : span == 64 ? 2 : 3;
-  return std::uint64_t(std::uint32_t(stride >> 4) | swizzle << 30) << 32 | low;
-}
+/// the base offset (bits 49-51) is 0. Only the low word differs between the products of a tile, by whole numbers that
+/// are added to it: shared addresses end below 2^18, so that no carry leaves the address.
+struct wgmma_operand {
+  std::uint32_t low, high;
+
+  wgmma_operand() = default;
+  __device__ wgmma_operand(std::uint32_t address, int leading, int stride, int span)
+      : low(address >> 4 | std::uint32_t(leading >> 4) << 16),
+        high(std::uint32_t(stride >> 4) | std::uint32_t(span == 128  ? 1
+                                                        : span == 64 ? 2
+                                                                     : 3)
+                                              << 30) {}
+  /// The same, known to be one for the whole warp: what is added to it is added in uniform registers, from which wgmma
+  /// reads its descriptors, instead of lane by lane with four moves a product.
+  __device__ wgmma_operand of_warp() const {
+    wgmma_operand x = *this;
+    x.low = __shfl_sync(0xffffffffu, x.low, 0);
+    return x;
+  }
+  /// The operand `bytes` further on.
+  __device__ std::uint64_t operator+(int bytes) const {
+    return std::uint64_t(high) << 32 | std::uint32_t(low + std::uint32_t(bytes >> 4));
+  }
+};
 
 template <class E, int rows_, int columns_, int span_ = 128>
 struct swizzled_tile {
@@ -38,16 +57,16 @@ struct swizzled_tile {
   __device__ swizzled_tile stage(int index) const { return {base + std::uint32_t(index * bytes)}; }
   __device__ std::uint32_t slab(int index) const { return base + std::uint32_t(index * slab_bytes); }
 
-  /// K-major: rows from `row` (a multiple of 8) on, the 16 columns k ... k + 15. Eight rows are a stride; the leading
-  /// offset is not read.
-  __device__ std::uint64_t rows_from(int row, int k) const {
-    return wgmma_descriptor(slab(k / slab_columns) + std::uint32_t(row * span + k % slab_columns * int(sizeof(E))), 16,
-                            8 * span, span);
+  /// K-major operand of the rows from `row` (a multiple of 8) on; its columns k ... k + 15 are `column_offset(k)`
+  /// further. Eight rows are a stride; the leading offset is not read.
+  __device__ wgmma_operand rows_from(int row) const { return {base + std::uint32_t(row * span), 16, 8 * span, span}; }
+  LANEWISE_HD static constexpr int column_offset(int k) {
+    return k / slab_columns * slab_bytes + k % slab_columns * int(sizeof(E));
   }
-  /// MN-major: the 16 rows k ... k + 15, all columns. Eight rows are a stride, the leading offset is a slab.
-  __device__ std::uint64_t columns_from(int k) const {
-    return wgmma_descriptor(base + std::uint32_t(k * span), slab_bytes, 8 * span, span);
-  }
+  /// MN-major operand of all columns; its rows k ... k + 15 are `row_offset(k)` further. Eight rows are a stride, the
+  /// leading offset is a slab.
+  __device__ wgmma_operand all_columns() const { return {base, slab_bytes, 8 * span, span}; }
+  LANEWISE_HD static constexpr int row_offset(int k) { return k * span; }
 
   /// Zeroes one row; the swizzle moves chunks within a row only.
   __device__ void zero_row(int row) const {

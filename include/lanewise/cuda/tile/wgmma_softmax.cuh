@@ -3,35 +3,9 @@
 // to by the tensor cores meanwhile, so that its rescaling is only asked for here.
 #pragma once
 
-#include "../../variant.hpp"
-#include "scores.cuh"
 #include "softmax.cuh"
 
 namespace lanewise::gpu {
-
-/// The variant on one tile of scores whose rows start at `row`. `masked`: pairs may be hidden or lie outside the tile.
-template <int n, class F>
-__device__ __forceinline__ void apply_variant_to_rows(accumulators<1, n>& s, F const& f, block const& tile, int row,
-                                                      bool masked, score_scale scale) {
-  if (!has_score<F> && scale.before != 1.f)
-    for_each_element<1, n>(0, [&](int, int, int, int j, int e) { s[0][j].x[e] *= scale.before; });
-  if (masked) {
-    for_each_element<1, n>(row, [&](int r, int column, int, int j, int e) {
-      position const at = position_in<rows_are::queries>(tile, r, column);
-      float& x = s[0][j].x[e];
-      if (at.q < tile.q_end && at.k < tile.k_end && keep(f, at)) {
-        if constexpr (has_score<F>) x = score(f, x * scale.before, at) * log2_e;
-      } else {
-        x = -infinity;
-      }
-    });
-  } else if constexpr (has_score<F>) {
-    for_each_element<1, n>(row, [&](int r, int column, int, int j, int e) {
-      float& x = s[0][j].x[e];
-      x = score(f, x * scale.before, position_in<rows_are::queries>(tile, r, column)) * log2_e;
-    });
-  }
-}
 
 /// m (before the factor) and this lane's share of l.
 struct row_softmax {
@@ -40,22 +14,28 @@ struct row_softmax {
   static constexpr float slack = 8.f;
 
   /// Takes a tile's scores into the maximum. True where the base was raised: `down` is what the sum was and O is to be
-  /// multiplied by.
+  /// multiplied by. Most tiles raise nothing, which a vote on what each lane holds of its rows already tells. Eight
+  /// chains, since one is a latency of some six cycles a step.
   template <int n>
   __device__ __forceinline__ bool raise(accumulators<1, n> const& s, float factor, float (&down)[2]) {
     float raised[2];
     bool above = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float x = s[0][0].x[2 * half], y = s[0][0].x[2 * half + 1];
+      float x[4];
 #pragma unroll
-      for (int j = 1; j < n; ++j) x = fmaxf(x, s[0][j].x[2 * half]), y = fmaxf(y, s[0][j].x[2 * half + 1]);
-      raised[half] = fmaxf(maximum[half], row_max(fmaxf(x, y)));
-      above |= (raised[half] - maximum[half]) * factor > slack;
+      for (int i = 0; i < 4; ++i) x[i] = s[0][i / 2].x[2 * half + i % 2];
+#pragma unroll
+      for (int j = 2; j < n; ++j)
+#pragma unroll
+        for (int c = 0; c < 2; ++c) x[2 * (j % 2) + c] = fmaxf(x[2 * (j % 2) + c], s[0][j].x[2 * half + c]);
+      raised[half] = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
+      above |= (raised[half] - maximum[half]) * factor > slack;  // false where both are -infinity
     }
     if (!__any_sync(0xffffffffu, above)) return false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      raised[half] = fmaxf(maximum[half], row_max(raised[half]));
       down[half] = exp2_approximate((maximum[half] - softmax::base_of(raised[half])) * factor);
       maximum[half] = raised[half];
       sum[half] *= down[half];
