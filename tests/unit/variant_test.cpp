@@ -184,6 +184,19 @@ TEST_CASE("no key column of a self-attention mask is ever dead") {
       }
 }
 
+namespace {
+
+/// Right covers and hulls, but what a row sees has a hole that two bounds a row do not know.
+struct holed : causal_top_left {
+  bool operator()(position at) const { return causal_top_left::operator()(at) && at.k != 5; }
+  cover cover_of(block b) const { return causal_top_left::cover_of(b) == cover::empty ? cover::empty : cover::partial; }
+};
+struct honestly_holed : holed {
+  static constexpr bool sees_one_run = false;
+};
+
+}  // namespace
+
 TEST_CASE("verify_cover catches a wrong cover, and names the block") {
   struct wrong_causal : causal_top_left {
     cover cover_of(block b) const { return b.k_begin >= 8 ? cover::empty : cover::partial; }
@@ -205,6 +218,12 @@ TEST_CASE("verify_cover catches a wrong cover, and names the block") {
   CHECK(!verify_cover(careless_cover{}, {1, 1, 12, 12}, 4, 4, &where));
   CHECK(where.q_begin == 0);
   CHECK(where.k_begin == 4);
+  CHECK(!verify_cover(holed{}, {1, 1, 12, 12}, 4, 4, &where));
+  CHECK(where.q_begin == 4);
+  CHECK(where.k_begin == 4);
+  CHECK(verify_cover(honestly_holed{}, {1, 1, 12, 12}, 4, 4));
+  static_assert(sees_one_run<full> && sees_one_run<window> && sees_one_run<combine<causal_top_left, softcap>>);
+  static_assert(!sees_one_run<combine<causal_top_left, window>> && !sees_one_run<self_padding>);
   auto const lambda = [](position at) { return (at.q + at.k) % 2 == 0; };
   CHECK(verify_cover(lambda, {1, 1, 9, 9}, 4, 4));
   CHECK(cover_of(lambda, {0, 0, 0, 4, 0, 4}) == cover::partial);
