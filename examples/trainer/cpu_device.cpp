@@ -9,9 +9,12 @@ namespace {
 class cpu_device final : public device {
  public:
   explicit cpu_device(int threads)
-      : pool_(threads), op_(workers(pool_)), planner_(workers::planning_for(threads)), threads_(threads) {}
+      : pool_(threads), op_(workers(pool_)), planner_(workers::planning_for(threads)), dit_(workers(pool_)),
+        dit_planner_(workers::planning_for(threads)), threads_(threads) {}
   ops<float> const& op() const override { return op_; }
+  dit_ops<float> const& dit() const override { return dit_; }
   ops<float> const& planner() const override { return planner_; }
+  dit_ops<float> const& dit_planner() const override { return dit_planner_; }
   plan_memory const& memory() const override { return host_memory(); }
   memory_budget budget() const override {
     std::ifstream in("/proc/meminfo");
@@ -27,6 +30,7 @@ class cpu_device final : public device {
  private:
   lanewise::thread_pool pool_;
   cpu_ops<float> op_, planner_;
+  cpu_dit_ops<float> dit_, dit_planner_;
   int threads_;
 };
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "dit_ops.hpp"
 #include "ops.hpp"
 #include "step_memory.hpp"
 
@@ -19,8 +20,10 @@ class device {
  public:
   virtual ~device() = default;
   virtual ops<float> const& op() const = 0;
+  virtual dit_ops<float> const& dit() const = 0;
   /// The same ops while a plan is recorded.
   virtual ops<float> const& planner() const = 0;
+  virtual dit_ops<float> const& dit_planner() const = 0;
   virtual plan_memory const& memory() const = 0;
   /// What is free now, and how much of it is to be left alone.
   virtual memory_budget budget() const = 0;

@@ -216,19 +216,17 @@ TEST_CASE_FIXTURE(test::ops_fixture, "attention under every mask, exact and abla
 }
 
 TEST_CASE_FIXTURE(test::ops_fixture, "flash in f32 equals the exact chain in f64; in tf32 to ten bits, and no better") {
+  std::unique_ptr<device> const tf32 = make_cuda_device(arithmetic::tf32);
   for (std::int64_t head_dim : {32, 64, 128})
     for (masked const& m : masks(head_dim)) {
       CAPTURE(head_dim);
       CAPTURE(m.shape.queries);
-      auto const of = [&](auto const& op, plan_memory const& where, attention_kind kind) {
-        return run(op, where, [&](auto& b) { attend(b, kind, m); });
-      };
-      auto const right = of(f64, host_memory(), attention_kind::exact),
-                 same = of(f32, host_memory(), attention_kind::exact),
-                 flash = of(gpu->op(), gpu->memory(), attention_kind::flash),
-                 rounded = of(gpu_tf32->op(), gpu_tf32->memory(), attention_kind::flash);
+      auto const exact = [&](auto& b) { attend(b, attention_kind::exact, m); };
+      auto const flash = [&](auto& b) { attend(b, attention_kind::flash, m); };
+      auto const right = on_cpu<double>(exact), same = on_cpu<float>(exact), f32 = on_gpu(*gpu, flash),
+                 rounded = on_gpu(*tf32, flash);
       for (std::size_t i = 0; i < right.size(); ++i) {
-        CHECK(test::relative_error(flash[i], right[i]) <= 2 * test::relative_error(same[i], right[i]) + 2e-7);
+        CHECK(test::relative_error(f32[i], right[i]) <= 2 * test::relative_error(same[i], right[i]) + 2e-7);
         double const error = test::relative_error(rounded[i], right[i]);
         CHECK(error <= 2e-3);
         CHECK(error > 1e-6);
@@ -237,17 +235,17 @@ TEST_CASE_FIXTURE(test::ops_fixture, "flash in f32 equals the exact chain in f64
 }
 
 TEST_CASE_FIXTURE(test::ops_fixture, "products in tf32 have the error of ten bits, in f32 they do not") {
+  std::unique_ptr<device> const tf32 = make_cuda_device(arithmetic::tf32);
   auto const body = [&](auto& b) {
     auto* const y = b.room(rows * 128);
     b.op.linear(rows, 256, 128, b.put(numbers(rows * 256, 1)), b.put(numbers(256 * 128, 2)), nullptr, y);
     b.keep(y, rows * 128);
   };
-  auto const right = run(f64, host_memory(), body)[0];
-  double const f32_error = test::relative_error(run(gpu->op(), gpu->memory(), body)[0], right);
-  double const tf32_error = test::relative_error(run(gpu_tf32->op(), gpu_tf32->memory(), body)[0], right);
-  CHECK(f32_error < 1e-6);
-  CHECK(tf32_error > 1e-5);
-  CHECK(tf32_error < 1e-3);
+  auto const right = on_cpu<double>(body)[0];
+  CHECK(test::relative_error(on_gpu(*gpu, body)[0], right) < 1e-6);
+  double const error = test::relative_error(on_gpu(*tf32, body)[0], right);
+  CHECK(error > 1e-5);
+  CHECK(error < 1e-3);
 }
 
 TEST_CASE_FIXTURE(test::ops_fixture, "a flash site without a kernel is refused by name") {

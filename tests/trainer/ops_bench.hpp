@@ -14,7 +14,8 @@ namespace test {
 template <class T>
 class ops_bench {
  public:
-  ops_bench(trainer::ops<T> const& op, trainer::plan_memory const& where) : op(op), where_(where) {}
+  ops_bench(trainer::ops<T> const& op, trainer::dit_ops<T> const& dit, trainer::plan_memory const& where)
+      : op(op), dit(dit), where_(where) {}
   ~ops_bench() {
     for (std::byte* p : taken_) where_.release(p);
   }
@@ -45,6 +46,7 @@ class ops_bench {
   }
 
   trainer::ops<T> const& op;
+  trainer::dit_ops<T> const& dit;
   std::vector<std::vector<double>> results;
 
  private:
@@ -60,27 +62,31 @@ inline std::vector<double> numbers(std::int64_t count, unsigned seed, double dev
 
 struct ops_fixture {
   lanewise::thread_pool pool{2};
-  trainer::cpu_ops<double> f64{trainer::workers(pool)};
-  trainer::cpu_ops<float> f32{trainer::workers(pool)};
   std::unique_ptr<trainer::device> gpu = trainer::make_cuda_device(trainer::arithmetic::f32);
-  std::unique_ptr<trainer::device> gpu_tf32 = trainer::make_cuda_device(trainer::arithmetic::tf32);
 
   template <class T, class Body>
-  static std::vector<std::vector<double>> run(trainer::ops<T> const& op, trainer::plan_memory const& where,
-                                              Body const& body) {
-    ops_bench<T> b(op, where);
+  std::vector<std::vector<double>> on_cpu(Body const& body) {
+    trainer::cpu_ops<T> const op{trainer::workers(pool)};
+    trainer::cpu_dit_ops<T> const dit{trainer::workers(pool)};
+    ops_bench<T> b(op, dit, trainer::host_memory());
+    body(b);
+    return b.results;
+  }
+  template <class Body>
+  static std::vector<std::vector<double>> on_gpu(trainer::device const& gpu, Body const& body) {
+    ops_bench<float> b(gpu.op(), gpu.dit(), gpu.memory());
     body(b);
     return b.results;
   }
   template <class Body>
   void compare(Body const& body) {
-    auto const right = run(f64, trainer::host_memory(), body), same = run(f32, trainer::host_memory(), body);
-    auto const first = run(gpu->op(), gpu->memory(), body), again = run(gpu->op(), gpu->memory(), body);
+    auto const right = on_cpu<double>(body), same = on_cpu<float>(body);
+    auto const first = on_gpu(*gpu, body), again = on_gpu(*gpu, body);
     REQUIRE(right.size() == first.size());
     REQUIRE(first.size() > 0);
     for (std::size_t i = 0; i < right.size(); ++i) {
       INFO("result ", i);
-      CHECK(test::relative_error(first[i], right[i]) <= 2 * test::relative_error(same[i], right[i]) + 2e-7);
+      CHECK(relative_error(first[i], right[i]) <= 2 * relative_error(same[i], right[i]) + 2e-7);
       CHECK(first[i] == again[i]);
     }
   }

@@ -20,8 +20,13 @@ struct cuda_queue {
   cublasHandle_t blas = nullptr;
 };
 
+/// Throws with the error's text; `what` failed.
 inline void require(cudaError_t error, char const* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+inline void require(cublasStatus_t status, char const* what) {
+  if (status != CUBLAS_STATUS_SUCCESS)
+    throw std::runtime_error(std::string(what) + ": " + cublasGetStatusString(status));
 }
 
 /// `count` products of one shape: c [m, n] from a [m, k], or transposed [k, m], and b [k, n] or [n, k].
@@ -36,8 +41,8 @@ struct batched_matrix {
   std::int64_t row, step;
   batched_matrix(T* data, std::int64_t row, std::int64_t step) : data(data), row(row), step(step) {}
   template <class U>
-    requires std::is_same_v<T, U const>
-  batched_matrix(batched_matrix<U> const& m) : data(m.data), row(m.row), step(m.step) {}
+  requires std::is_same_v<T, U const> batched_matrix(batched_matrix<U> const& m)
+      : data(m.data), row(m.row), step(m.step) {}
 };
 
 class cuda_ops final : public ops<float> {

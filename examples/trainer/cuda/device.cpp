@@ -1,22 +1,18 @@
 // The current NVIDIA GPU as a device: one stream, one cuBLAS handle with a workspace out of the plan.
 #include "device.hpp"
 
+#include "cuda_dit_ops.hpp"
 #include "cuda_ops.hpp"
 #include "error.hpp"
 
 namespace trainer {
 namespace {
 
-void require(cublasStatus_t status, char const* what) {
-  if (status != CUBLAS_STATUS_SUCCESS)
-    throw std::runtime_error(std::string(what) + ": " + cublasGetStatusString(status));
-}
-
 /// A stream and a cuBLAS handle on it, for as long as the run.
 class queue_owner {
  public:
   queue_owner() {
-    trainer::require(cudaStreamCreateWithFlags(&queue_.stream, cudaStreamNonBlocking), "a stream");
+    require(cudaStreamCreateWithFlags(&queue_.stream, cudaStreamNonBlocking), "a stream");
     require(cublasCreate(&queue_.blas), "cuBLAS");
     require(cublasSetStream(queue_.blas, queue_.stream), "cuBLAS");
     require(cublasSetAtomicsMode(queue_.blas, CUBLAS_ATOMICS_NOT_ALLOWED), "cuBLAS");
@@ -60,15 +56,18 @@ class cuda_device final : public device {
   cuda_device(arithmetic how, cudaDeviceProp const& properties)
       : name_(properties.name),
         how_(how), target_{10 * properties.major + properties.minor, properties.multiProcessorCount},
-        memory_(queue_.get().stream), op_(how, target_, queue_.get()), planner_(how, target_) {}
+        memory_(queue_.get().stream), op_(how, target_, queue_.get()), planner_(how, target_), dit_(&queue_.get()),
+        dit_planner_(nullptr) {}
   ~cuda_device() override { cudaStreamSynchronize(queue_.get().stream); }
 
   ops<float> const& op() const override { return op_; }
+  dit_ops<float> const& dit() const override { return dit_; }
   ops<float> const& planner() const override { return planner_; }
+  dit_ops<float> const& dit_planner() const override { return dit_planner_; }
   plan_memory const& memory() const override { return memory_; }
   memory_budget budget() const override {
     std::size_t free = 0, total = 0;
-    trainer::require(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    require(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
     return {free, std::size_t(256) << 20};
   }
   /// What NVIDIA advises: 32 MiB on compute capability 9, 4 MiB before it.
@@ -85,6 +84,7 @@ class cuda_device final : public device {
   queue_owner queue_;
   gpu_memory memory_;
   cuda_ops op_, planner_;
+  cuda_dit_ops dit_, dit_planner_;
 };
 
 }  // namespace
@@ -97,8 +97,8 @@ std::unique_ptr<device> make_cuda_device(arithmetic how) {
                     (error == cudaSuccess ? "none is there" : cudaGetErrorString(error)) +
                     "); nvidia-smi shows what the driver sees, --device cpu needs none");
   cudaDeviceProp properties{};
-  trainer::require(cudaGetDevice(&current), "the current GPU");
-  trainer::require(cudaGetDeviceProperties(&properties, current), "the current GPU");
+  require(cudaGetDevice(&current), "the current GPU");
+  require(cudaGetDeviceProperties(&properties, current), "the current GPU");
   return std::make_unique<cuda_device>(how, properties);
 }
 

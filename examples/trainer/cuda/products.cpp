@@ -6,9 +6,8 @@
 namespace trainer {
 namespace {
 
-void require(cublasStatus_t status, char const* what) {
-  if (status != CUBLAS_STATUS_SUCCESS)
-    throw std::runtime_error(std::string(what) + ": " + cublasGetStatusString(status));
+cublasComputeType_t compute_type(arithmetic how) {
+  return how == arithmetic::tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
 
 cublasOperation_t operation(transpose t) { return t == transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N; }
@@ -17,27 +16,26 @@ cublasOperation_t operation(transpose t) { return t == transpose::yes ? CUBLAS_O
 
 void cuda_ops::copy_in(std::size_t bytes, void const* host, void* x) const {
   if (!planning())
-    trainer::require(cudaMemcpyAsync(x, host, bytes, cudaMemcpyHostToDevice, queue_->stream), "a copy to the GPU");
+    require(cudaMemcpyAsync(x, host, bytes, cudaMemcpyHostToDevice, queue_->stream), "a copy to the GPU");
 }
 
 void cuda_ops::copy_out(std::size_t bytes, void const* x, void* host) const {
   if (planning()) return;
-  trainer::require(cudaMemcpyAsync(host, x, bytes, cudaMemcpyDeviceToHost, queue_->stream), "a copy from the GPU");
-  trainer::require(cudaStreamSynchronize(queue_->stream), "the work before a copy from the GPU");
+  require(cudaMemcpyAsync(host, x, bytes, cudaMemcpyDeviceToHost, queue_->stream), "a copy from the GPU");
+  require(cudaStreamSynchronize(queue_->stream), "the work before a copy from the GPU");
 }
 
 void cuda_ops::zero(std::int64_t count, float* x) const {
   if (!planning())
-    trainer::require(cudaMemsetAsync(x, 0, std::size_t(count) * sizeof(float), queue_->stream), "cudaMemsetAsync");
+    require(cudaMemsetAsync(x, 0, std::size_t(count) * sizeof(float), queue_->stream), "cudaMemsetAsync");
 }
 
 void cuda_ops::batched_product(product_shape const& s, float alpha, batched_matrix<float const> a,
                                batched_matrix<float const> b, float beta, batched_matrix<float> c) const {
   if (planning() || s.m == 0 || s.n == 0 || s.count == 0) return;
-  cublasComputeType_t const compute = how_ == arithmetic::tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
   require(cublasGemmStridedBatchedEx_64(queue_->blas, operation(s.tb), operation(s.ta), s.n, s.m, s.k, &alpha, b.data,
                                         CUDA_R_32F, b.row, b.step, a.data, CUDA_R_32F, a.row, a.step, &beta, c.data,
-                                        CUDA_R_32F, c.row, c.step, s.count, compute, CUBLAS_GEMM_DEFAULT),
+                                        CUDA_R_32F, c.row, c.step, s.count, compute_type(how_), CUBLAS_GEMM_DEFAULT),
           "cuBLAS");
 }
 
@@ -45,16 +43,15 @@ void cuda_ops::product(transpose ta, transpose tb, std::int64_t m, std::int64_t 
                        float const* a, std::int64_t lda, float const* b, std::int64_t ldb, float beta, float* c,
                        std::int64_t ldc) const {
   if (planning() || m == 0 || n == 0) return;
-  cublasComputeType_t const compute = how_ == arithmetic::tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
   require(cublasGemmEx_64(queue_->blas, operation(tb), operation(ta), n, m, k, &alpha, b, CUDA_R_32F, ldb, a,
-                          CUDA_R_32F, lda, &beta, c, CUDA_R_32F, ldc, compute, CUBLAS_GEMM_DEFAULT),
+                          CUDA_R_32F, lda, &beta, c, CUDA_R_32F, ldc, compute_type(how_), CUBLAS_GEMM_DEFAULT),
           "cuBLAS");
 }
 
 void cuda_ops::linear(std::int64_t rows, std::int64_t in, std::int64_t out, float const* x, float const* w,
                       float const* residual, float* y) const {
   if (residual && !planning())
-    trainer::require(
+    require(
         cudaMemcpyAsync(y, residual, std::size_t(rows * out) * sizeof(float), cudaMemcpyDeviceToDevice, queue_->stream),
         "a copy on the GPU");
   product(transpose::no, transpose::yes, rows, out, in, 1, x, in, w, in, residual ? 1.f : 0.f, y, out);
