@@ -74,7 +74,7 @@ std::unique_ptr<device> device_of(lm_settings const& settings) {
 lm_trainer::persistent_ids lm_trainer::record(lm_settings const& s, parameter_layout const& layout,
                                               muon const& optimiser, device const& on, step_memory& memory) {
   ops<float> const& op = on.planner();
-  language_model<float> model(s.model(), s.attention(), layout);
+  language_model<float> model(s.model(), s.attention(), layout, s.ckpt);
   std::int64_t const rows = s.batch * s.context;
   std::int64_t const trained = layout.trained().count();
   persistent_ids const ids{.full = memory.persistent<float>(layout.full().count(), "weights"),
@@ -117,7 +117,7 @@ lm_trainer::lm_trainer(lm_settings const& s, text_data const& data, device& on, 
     : settings_(s), base_(s.base.empty() ? std::nullopt : std::optional<base_checkpoint>(s.base)),
       vocabulary_(base_ ? vocabulary(*base_) : vocabulary()), train_(vocabulary_.encode(data.train)),
       validation_(vocabulary_.encode(data.validation)), on_(&on), layout_(s.model(), s.adapted()),
-      optimiser_(optimiser_of(s, layout_)), model_(s.model(), s.attention(), layout_),
+      optimiser_(optimiser_of(s, layout_)), model_(s.model(), s.attention(), layout_, s.ckpt),
       order_(order_of(s, vocabulary_, train_)), refused_(train_.refused + validation_.refused),
       tokens_(std::size_t(s.batch * s.context)), targets_(tokens_.size()), loss_(tokens_.size()),
       logits_(std::size_t(s.vocabulary_size)) {

@@ -232,6 +232,17 @@ void language_model<T>::layer_backward(scene const& s, std::int64_t layer, layer
   tape = {};
 }
 
+/// With every layer's tape for the backward; or with nothing left of it but what went in, in *kept.
+template <class T>
+buffer<T> language_model<T>::segment_forward(scene const& s, std::int64_t segment, buffer<T> x, buffer<T>* kept) {
+  for (std::int64_t i = first_of(segment); i < first_of(segment + 1); ++i) {
+    layer_tape<T> forgotten;
+    x = layer_forward(s, i, std::move(x), kept ? forgotten : tapes_[std::size_t(i)]);
+    if (kept && i == first_of(segment)) *kept = std::move(forgotten.x);
+  }
+  return x;
+}
+
 template <class T>
 void language_model<T>::train(ops<T> const& op, step_memory& memory, token_batch const& in,
                               weight_arrays<T> const& weights, T const* rotary, T weight, T* gradients, T* loss) {
@@ -241,7 +252,8 @@ void language_model<T>::train(ops<T> const& op, step_memory& memory, token_batch
 
   buffer<T> x = s.take(hidden, "x");
   op.embed(rows, hidden, in.tokens, s.weight(layout_->embedding()), x);
-  for (std::int64_t i = 0; i < shape_.layers; ++i) x = layer_forward(s, i, std::move(x), tapes_[std::size_t(i)]);
+  for (std::int64_t i = 0; i < segments_ - 1; ++i) x = segment_forward(s, i, std::move(x), &kept_[std::size_t(i)]);
+  x = segment_forward(s, segments_ - 1, std::move(x), nullptr);
 
   buffer<T> const d_x = s.take(hidden, "d_x");
   {
@@ -260,7 +272,11 @@ void language_model<T>::train(ops<T> const& op, step_memory& memory, token_batch
                          s.gradient(layout_->final_norm()), partial);
   }
   x = {};
-  for (std::int64_t i = shape_.layers; i-- > 0;) layer_backward(s, i, tapes_[std::size_t(i)], d_x);
+  for (std::int64_t segment = segments_; segment-- > 0;) {
+    if (segment + 1 < segments_) segment_forward(s, segment, std::move(kept_[std::size_t(segment)]), nullptr);
+    for (std::int64_t i = first_of(segment + 1); i-- > first_of(segment);)
+      layer_backward(s, i, tapes_[std::size_t(i)], d_x);
+  }
   if (!layout_->is_frozen()) op.embed_backward(rows, hidden, in.tokens, d_x, s.gradient(layout_->embedding()));
 }
 

@@ -122,8 +122,12 @@ struct layer_tape {
 template <class T>
 class language_model {
  public:
-  language_model(model_shape const& shape, attention_kind attention, parameter_layout const& layout)
-      : shape_(shape), attention_(attention), layout_(&layout), tapes_(std::size_t(shape.layers)) {}
+  /// segments, 1 ... layers: the layers are cut into so many runs, of which only the inputs are kept; the backward
+  /// computes the rest again. 1 keeps everything; the result does not depend on it.
+  language_model(model_shape const& shape, attention_kind attention, parameter_layout const& layout,
+                 std::int64_t segments = 1)
+      : shape_(shape), attention_(attention), layout_(&layout), segments_(segments), kept_(std::size_t(segments - 1)),
+        tapes_(std::size_t(shape.layers)) {}
 
   /// gradients, laid out as layout.trained(), += weight * d (sum of losses) / d weights; loss[rows] in nats. rotary:
   /// fill_rotary_table(sequence, head_dim).
@@ -141,6 +145,7 @@ class language_model {
  private:
   struct scene;  // what every part of one pass needs
   buffer<T> layer_forward(scene const& s, std::int64_t layer, buffer<T> x, layer_tape<T>& tape) const;
+  buffer<T> segment_forward(scene const& s, std::int64_t segment, buffer<T> x, buffer<T>* kept);
   void layer_backward(scene const& s, std::int64_t layer, layer_tape<T>& tape, T* d_x) const;
   void attention_backward(scene const& s, std::int64_t layer, layer_tape<T>& tape, T* d_x) const;
   void mlp_backward(scene const& s, std::int64_t layer, layer_tape<T>& tape, T* d_x) const;
@@ -148,10 +153,13 @@ class language_model {
   attention_site site(scene const& s) const;
   attention_inputs<T> views(scene const& s, T const* qk, T const* qkv) const;
   head_shape heads(scene const& s) const;
+  std::int64_t first_of(std::int64_t segment) const { return segment * shape_.layers / segments_; }
 
   model_shape shape_;
   attention_kind attention_;
   parameter_layout const* layout_;
+  std::int64_t segments_;
+  std::vector<buffer<T>> kept_;  ///< what goes into every segment but the last
   std::vector<layer_tape<T>> tapes_;
 };
 

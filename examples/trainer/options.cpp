@@ -73,6 +73,7 @@ void check(lm_settings const& s) {
   require(s.head_dim % 2 == 0 && s.head_dim <= 256,
           "--head-dim: " + text_of(s.head_dim) + " is not an even number up to 256");
   require(s.validation_share < 0.9, "--validation: " + text_of(s.validation_share) + " leaves too little to train on");
+  require(s.ckpt <= s.layers, "--ckpt: " + text_of(s.ckpt) + " is more than --layers " + text_of(s.layers));
   require(s.warmup <= s.steps, "--warmup: " + text_of(s.warmup) + " is more than --steps " + text_of(s.steps));
   require(s.attn == "flash" || s.attn == "exact", "--attn: " + s.attn + " is neither flash nor exact");
   require(s.device == "cpu" || s.device == "cuda", "--device: " + s.device + " is neither cpu nor cuda");
@@ -259,6 +260,7 @@ lm_settings resolve(lm_options const& o) {
   s.mirror = o.mirror.value_or("f32");
   s.optimizer = o.optimizer.value_or("adamw");
   s.accumulate = o.accumulate.value_or(1);
+  s.ckpt = o.ckpt.value_or(1);
   take_base(s, o);
   if (s.adapter != "none") {
     if (!o.learning_rate) s.learning_rate = s.adapter == "lora" ? 1e-4 : 2e-3;

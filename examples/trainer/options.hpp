@@ -23,7 +23,7 @@ template <template <class> class Wrap>
 struct lm_fields {
   Wrap<std::string> preset, documents, attn, ablate, prompt, device, precision;
   Wrap<std::string> base, adapter, adapter_from, sites, mirror, optimizer;
-  Wrap<std::int64_t> rank, factor, accumulate;
+  Wrap<std::int64_t> rank, factor, accumulate, ckpt;
   Wrap<double> alpha;
   Wrap<std::int64_t> max_len, seed, layers, hidden, heads, kv_heads, head_dim, ffn, context, batch, steps, warmup;
   Wrap<double> validation_share, learning_rate, weight_decay, clip;
@@ -124,6 +124,10 @@ void for_each_field(F&& f, Sets&... sets) {
   f(field{"Training", "context", "tokens of a window"}, sets.context...);
   f(field{"Training", "batch", "windows that are computed at once"}, sets.batch...);
   f(field{"Training", "accumulate", "batches whose gradients make one step"}, sets.accumulate...);
+  f(field{"Training", "ckpt",
+          "runs of layers of which only the inputs are kept; the rest is computed again. 1: nothing is", unset,
+          no_result},
+    sets.ckpt...);
   f(field{"Training", "steps", "optimiser steps"}, sets.steps...);
   f(field{"Training", "optimizer", "adamw; or muon for matrices of 16 or more rows and columns, AdamW for the rest",
           is_value},

@@ -1,6 +1,7 @@
 // Training on the GPU: the CPU's loss curve within rounding, the plan met to the byte, resuming without a changed bit.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "checkpoint.hpp"
@@ -8,6 +9,7 @@
 #include "error.hpp"
 #include "lm_trainer.hpp"
 #include "support.hpp"
+#include "trained_base.hpp"
 
 using namespace trainer;
 
@@ -63,6 +65,38 @@ TEST_CASE("fifty steps give the CPU's losses within rounding, flash and exact") 
     CHECK(b.back() < b.front() - 1);
     CHECK(gpu.trainer.validate() == doctest::Approx(cpu.trainer.validate()).epsilon(1e-3));
   }
+}
+
+TEST_CASE("adapters, mirrors and Muon give the CPU's losses within rounding") {
+  test::trained_base const base;
+  std::vector<std::vector<std::string>> const all = {
+      {"--adapter", "lora", "--rank", "16"},
+      {"--adapter", "lora", "--rank", "16", "--optimizer", "muon", "--lr", "0.005"},
+      {"--adapter", "lokr", "--dim", "64", "--factor", "4", "--mirror", "bf16-f32"},
+      {"--adapter", "lokr", "--dim", "3", "--factor", "4", "--alpha", "6", "--mirror", "bf16"},
+      {"--optimizer", "muon"}};
+  for (std::vector<std::string> options : all) {
+    std::string shown;
+    for (std::string const& o : options) shown += " " + o;
+    CAPTURE(shown);
+    options.insert(options.end(), {"--base", base.path.string()});
+    if (std::ranges::find(options, "--lr") == options.end()) options.insert(options.end(), {"--lr", "0.01"});
+    run cpu(settings("cpu", options)), gpu(settings("cuda", options));
+    std::vector<double> const a = cpu.steps(1, 30), b = gpu.steps(1, 30);
+    double most = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) most = std::max(most, std::abs(a[i] - b[i]));
+    MESSAGE("largest difference of a loss,", shown, ": ", most);
+    CHECK(most < 1e-3);
+    CHECK(std::abs(a[0] - b[0]) < 2e-6);
+    CHECK(b.back() < b.front() - 0.01);
+  }
+}
+
+TEST_CASE("layers that are computed again give the same bits") {
+  run whole(settings("cuda")), cut(settings("cuda", {"--ckpt", "2"}));
+  CHECK(whole.steps(1, 10) == cut.steps(1, 10));
+  CHECK(whole.weights() == cut.weights());
+  CHECK(cut.trainer.plan().peak() < whole.trainer.plan().peak());
 }
 
 TEST_CASE("tf32 trains beside f32, and is not the same") {

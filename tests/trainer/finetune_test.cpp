@@ -4,6 +4,7 @@
 #include "counting_text.hpp"
 #include "error.hpp"
 #include "support.hpp"
+#include "trained_base.hpp"
 
 using namespace trainer;
 using test::error_of, test::has, test::scratch;
@@ -41,24 +42,10 @@ struct run {
   std::vector<float> weights() const { return trainer.get(state_array::weights); }
 };
 
-/// A trained model of bytes whose weights are numbers that bf16 has, made once; options that adapt it follow.
+/// Options that adapt a trained model of bytes, made once; `more` follow.
 std::vector<std::string> adapting(std::vector<std::string> more) {
-  static scratch const dir;
-  static bool made = false;
-  if (!made) {
-    run r({"--steps", "60"}, test::counting_text(2000));
-    r.steps(1, 60);
-    save_model(run_directory(dir.path, 0), r.s, r.trainer);
-    safetensors::file f = safetensors::read(dir.path / "model.safetensors");
-    for (auto& [name, t] : f.tensors) {
-      std::vector<float> values = safetensors::values<float>(t);
-      for (float& v : values) v = lanewise::to_float(lanewise::from_float<lanewise::bf16>(v));
-      t = safetensors::make<float>(t.shape, values);
-    }
-    safetensors::write(dir.path / "model.safetensors", f);
-    made = true;
-  }
-  more.insert(more.end(), {"--base", dir.path.string()});
+  static test::trained_base const base;
+  more.insert(more.end(), {"--base", base.path.string()});
   if (std::ranges::find(more, "--lr") == more.end()) more.insert(more.end(), {"--lr", "0.01"});
   return more;
 }

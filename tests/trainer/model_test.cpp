@@ -45,8 +45,9 @@ struct bench {
   std::vector<T> weights, gradients, rotary, loss;
   std::vector<std::int32_t> tokens, targets;
 
-  bench(model_shape const& s, attention_kind attention, std::int64_t batch, std::int64_t sequence, int threads = 2)
-      : shape(s), batch(batch), sequence(sequence), pool(threads), layout(s), model(s, attention, layout),
+  bench(model_shape const& s, attention_kind attention, std::int64_t batch, std::int64_t sequence, int threads = 2,
+        std::int64_t segments = 1)
+      : shape(s), batch(batch), sequence(sequence), pool(threads), layout(s), model(s, attention, layout, segments),
         weights(std::size_t(layout.full().count())), gradients(weights.size()),
         rotary(std::size_t(sequence * s.head_dim)), loss(std::size_t(batch * sequence)) {
     cpu_ops<T> const op(workers::planning_for(threads));
@@ -208,6 +209,26 @@ TEST_CASE("a step allocates nothing, and its plan is sound") {
     b.train();
     b.evaluate();
     CHECK(allocations == 0);
+  }
+}
+
+TEST_CASE("layers that are computed again: the same bits in less memory, whatever the number of segments") {
+  model_shape deep = flash_tiny;
+  deep.layers = 5;
+  for (attention_kind const kind : {attention_kind::flash, attention_kind::exact}) {
+    bench<float> whole(deep, kind, 2, 40);
+    double const loss = whole.train();
+    for (std::int64_t const segments : {2, 3, 5}) {
+      CAPTURE(segments);
+      bench<float> cut(deep, kind, 2, 40, 2, segments);
+      cut.memory.poison_released(true);
+      CHECK(cut.train() == loss);
+      CHECK(cut.gradients == whole.gradients);
+      allocations = 0;
+      CHECK(cut.train() == loss);
+      CHECK(allocations == 0);
+      CHECK(cut.memory.peak() < whole.memory.peak());
+    }
   }
 }
 

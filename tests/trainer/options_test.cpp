@@ -108,6 +108,7 @@ TEST_CASE("values that do not fit are refused with their numbers") {
   CHECK(has(error({"--attn", "quick"}), "bad-option: --attn: quick"));
   CHECK(has(error({"--preset", "huge"}), "bad-option: --preset: huge"));
   CHECK(has(error({"--warmup", "50", "--steps", "20"}), "bad-option: --warmup: 50 is more than --steps 20"));
+  CHECK(has(error({"--ckpt", "5"}), "bad-option: --ckpt: 5 is more than --layers 4"));
   CHECK(has(error({"--layers", "many"}), "bad-option"));
   CHECK(has(error({"--nonsense", "1"}), "bad-option"));
 }

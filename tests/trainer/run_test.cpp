@@ -90,6 +90,13 @@ TEST_CASE("flash and exact stay twins: losses agree to f32 rounding over the run
   for (std::size_t i = 0; i < a.size(); ++i) CHECK(std::abs(a[i] - b[i]) < 1e-4);
 }
 
+TEST_CASE("--ckpt: the same run in less memory") {
+  run whole(settings()), cut(settings({"--ckpt", "2"}));
+  CHECK(whole.steps(1, 12) == cut.steps(1, 12));
+  CHECK(whole.weights() == cut.weights());
+  CHECK(cut.trainer.plan().peak() < whole.trainer.plan().peak());
+}
+
 TEST_CASE("golden losses of an exact run: text, weights, order and optimiser are what they were") {
   // Recorded with OpenBLAS 0.3.21; its kernels for AVX-512, AVX2 and SSE differ by 2e-7 here.
   run r(settings({"--attn", "exact"}));
