@@ -7,6 +7,7 @@
 //   ablated  O = 0 and no gradient: what the rest of the model learns alone
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <lanewise/tensor.hpp>
@@ -32,6 +33,16 @@ struct attention_shape {
   constexpr lanewise::extents kv() const { return {batch, keys, kv_heads, head_dim}; }
   constexpr lanewise::extents lse() const { return {batch, queries, q_heads, 1}; }
   constexpr std::int64_t pairs() const { return batch * q_heads * queries * keys; }
+  /// Of pairs(), those that the mask lets see one another.
+  constexpr std::int64_t live_pairs() const {
+    std::int64_t live = 0;
+    for (std::int64_t q = 0; q < queries; ++q) {
+      std::int64_t const first = std::max<std::int64_t>(0, q - mask.left);
+      std::int64_t const end = std::min<std::int64_t>(keys, q + mask.right + 1);
+      live += std::max<std::int64_t>(0, end - first);
+    }
+    return batch * q_heads * live;
+  }
 };
 
 /// lanewise::key_padding where there are lengths, every key where there are none.

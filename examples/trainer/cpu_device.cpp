@@ -1,3 +1,4 @@
+#include <chrono>
 #include <fstream>
 
 #include "device.hpp"
@@ -5,6 +6,23 @@
 
 namespace trainer {
 namespace {
+
+/// Work is done when its call returns, so that a moment is the clock's.
+class clock_stopwatch final : public stopwatch {
+ public:
+  void mark() override { marks_.push_back(clock::now()); }
+  std::vector<double> laps() override {
+    std::vector<double> seconds;
+    for (std::size_t i = 1; i < marks_.size(); ++i)
+      seconds.push_back(std::chrono::duration<double>(marks_[i] - marks_[i - 1]).count());
+    marks_.clear();
+    return seconds;
+  }
+
+ private:
+  using clock = std::chrono::steady_clock;
+  std::vector<clock::time_point> marks_;
+};
 
 class cpu_device final : public device {
  public:
@@ -25,6 +43,7 @@ class cpu_device final : public device {
   }
   std::size_t room() const override { return 0; }
   void give_room(void*) override {}
+  std::unique_ptr<stopwatch> make_stopwatch() const override { return std::make_unique<clock_stopwatch>(); }
   std::string describe() const override { return "CPU, " + std::to_string(threads_) + " threads"; }
 
  private:

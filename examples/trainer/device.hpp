@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "dit_ops.hpp"
 #include "ops.hpp"
@@ -14,6 +15,16 @@ namespace trainer {
 /// What memory there is for a plan, in bytes.
 struct memory_budget {
   std::size_t free, reserve;  ///< the plan may take free - reserve
+};
+
+/// Moments in a device's queue of work, and the times between them.
+class stopwatch {
+ public:
+  virtual ~stopwatch() = default;
+  /// The moment when all that is queued so far is done.
+  virtual void mark() = 0;
+  /// Seconds from each mark to the next, and forgets them; waits for the last.
+  virtual std::vector<double> laps() = 0;
 };
 
 class device {
@@ -30,6 +41,7 @@ class device {
   /// Bytes of memory() that op() works in as long as it runs; planned with the rest, then given once. 0: none.
   virtual std::size_t room() const = 0;
   virtual void give_room(void* room) = 0;
+  virtual std::unique_ptr<stopwatch> make_stopwatch() const = 0;
   /// For the log: what it is.
   virtual std::string describe() const = 0;
 };

@@ -31,24 +31,6 @@ std::string number(double value) {
   return {digits, std::to_chars(digits, digits + sizeof digits, value).ptr};
 }
 
-text_data load(lm_settings const& s) {
-  text_request request;
-  request.paths.assign(s.data.begin(), s.data.end());
-  request.rule = s.documents == "percent" ? document_rule::percent : document_rule::file;
-  request.validation_share = s.validation_share;
-  request.seed = std::uint64_t(s.seed);
-  if (s.max_len > 0) request.max_length = s.max_len;
-  text_data const data = load_text(request);
-  std::printf(
-      "data: %lld documents of %lld files, skipped_long=%lld skipped_bad=%lld, max_len requested=%s actual=%lld\n",
-      static_cast<long long>(data.documents), static_cast<long long>(data.files),
-      static_cast<long long>(data.skipped_long), static_cast<long long>(data.skipped_bad),
-      s.max_len > 0 ? std::to_string(s.max_len).c_str() : "none", static_cast<long long>(data.longest));
-  std::printf("data: %zu bytes to train on, %zu for validation, split by %s\n", data.train.size(),
-              data.validation.size(), data.split_by_document ? "document" : "position, since there are few documents");
-  return data;
-}
-
 /// Text as it can be shown: printable UTF-8 stays, every other byte becomes \xNN; indented.
 std::string shown(std::string const& text) {
   std::string out = "  | ";
@@ -86,7 +68,7 @@ bool terminal_is_plain() {
 class lm_run {
  public:
   lm_run(lm_settings const& settings, std::optional<checkpoint_header> resumed, run_directory const& directory)
-      : settings_(settings), directory_(directory), data_(load(settings)),
+      : settings_(settings), directory_(directory), data_(load_text_of(settings)),
         bigram_(bigram_cross_entropy(data_.train, data_.validation)), device_(device_of(settings)),
         trainer_(settings, data_, *device_, budget_of(settings, *device_)) {
     char hexadecimal[20];
@@ -250,6 +232,24 @@ class lm_run {
 };
 
 }  // namespace
+
+text_data load_text_of(lm_settings const& s) {
+  text_request request;
+  request.paths.assign(s.data.begin(), s.data.end());
+  request.rule = s.documents == "percent" ? document_rule::percent : document_rule::file;
+  request.validation_share = s.validation_share;
+  request.seed = std::uint64_t(s.seed);
+  if (s.max_len > 0) request.max_length = s.max_len;
+  text_data const data = load_text(request);
+  std::printf(
+      "data: %lld documents of %lld files, skipped_long=%lld skipped_bad=%lld, max_len requested=%s actual=%lld\n",
+      static_cast<long long>(data.documents), static_cast<long long>(data.files),
+      static_cast<long long>(data.skipped_long), static_cast<long long>(data.skipped_bad),
+      s.max_len > 0 ? std::to_string(s.max_len).c_str() : "none", static_cast<long long>(data.longest));
+  std::printf("data: %zu bytes to train on, %zu for validation, split by %s\n", data.train.size(),
+              data.validation.size(), data.split_by_document ? "document" : "position, since there are few documents");
+  return data;
+}
 
 int run_lm(lm_options options) {
   run_directory const directory(options.out, resolve(options).min_free_gb);

@@ -8,6 +8,7 @@
 
 #include "error.hpp"
 #include "lm_command.hpp"
+#include "profile_command.hpp"
 
 int main(int argc, char** argv) {
   CLI::App app("Trains models through lanewise's attention, on the CPU.", "lanewise-train");
@@ -18,6 +19,10 @@ int main(int argc, char** argv) {
       "nothing, or a checkpoint of Hugging Face's, whole or through an adapter");
   trainer::lm_options options;
   trainer::add_lm_options(*lm, options);
+  CLI::App* const profile = app.add_subcommand("profile", "what a step's time goes to, by op and attention site");
+  profile->require_subcommand(1);
+  trainer::profile_options profile_options;
+  trainer::add_profile_options(*profile->add_subcommand("lm", "of a run of lm, with its options"), profile_options);
   try {
     app.parse(argc, argv);
   } catch (CLI::CallForHelp const& e) {
@@ -29,6 +34,8 @@ int main(int argc, char** argv) {
   }
   try {
     trainer::forget_zeros(options);
+    trainer::forget_zeros(profile_options.run);
+    if (*profile) return trainer::profile_lm(profile_options);
     return trainer::run_lm(options);
   } catch (trainer::named_error const& e) {
     std::fflush(stdout);

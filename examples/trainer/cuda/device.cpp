@@ -29,6 +29,39 @@ class queue_owner {
   cuda_queue queue_;
 };
 
+class event_stopwatch final : public stopwatch {
+ public:
+  explicit event_stopwatch(cudaStream_t stream) : stream_(stream) {}
+  ~event_stopwatch() override {
+    for (cudaEvent_t e : events_) cudaEventDestroy(e);
+  }
+  event_stopwatch(event_stopwatch const&) = delete;
+  void mark() override {
+    if (used_ == events_.size()) {
+      cudaEvent_t e = nullptr;
+      require(cudaEventCreate(&e), "an event");
+      events_.push_back(e);
+    }
+    require(cudaEventRecord(events_[used_++], stream_), "an event");
+  }
+  std::vector<double> laps() override {
+    std::vector<double> seconds;
+    if (used_ > 0) require(cudaEventSynchronize(events_[used_ - 1]), "the GPU's work");
+    for (std::size_t i = 1; i < used_; ++i) {
+      float milliseconds = 0;
+      require(cudaEventElapsedTime(&milliseconds, events_[i - 1], events_[i]), "the time between two events");
+      seconds.push_back(double(milliseconds) / 1000);
+    }
+    used_ = 0;
+    return seconds;
+  }
+
+ private:
+  cudaStream_t stream_;
+  std::vector<cudaEvent_t> events_;  // the first used_ are recorded; all are kept for the next time
+  std::size_t used_ = 0;
+};
+
 class gpu_memory final : public plan_memory {
  public:
   explicit gpu_memory(cudaStream_t stream) : stream_(stream) {}
@@ -73,6 +106,9 @@ class cuda_device final : public device {
   /// What NVIDIA advises: 32 MiB on compute capability 9, 4 MiB before it.
   std::size_t room() const override { return std::size_t(target_.sm >= 90 ? 32 : 4) << 20; }
   void give_room(void* room) override { require(cublasSetWorkspace(queue_.get().blas, room, this->room()), "cuBLAS"); }
+  std::unique_ptr<stopwatch> make_stopwatch() const override {
+    return std::make_unique<event_stopwatch>(queue_.get().stream);
+  }
   std::string describe() const override {
     return name_ + ", products and attention in " + (how_ == arithmetic::tf32 ? "tf32" : "f32");
   }
