@@ -174,6 +174,7 @@ double lm_trainer::bytes_per_token() const { return double(validation_.bytes) / 
 float* lm_trainer::place_of(state_array which) const {
   switch (which) {
     case state_array::weights: return memory_.at<float>(layout_.is_frozen() ? ids_.adapters : ids_.full);
+    case state_array::gradients: return memory_.at<float>(ids_.gradients);
     case state_array::first_moments: return memory_.at<float>(ids_.m);
     case state_array::second_moments: return memory_.at<float>(ids_.v);
   }
@@ -215,17 +216,12 @@ void lm_trainer::upload_windows(std::int64_t windows) {
   on_->op().upload(count, targets_.data(), memory_.at<std::int32_t>(ids_.targets));
 }
 
-step_result lm_trainer::step(std::int64_t t) {
+step_result lm_trainer::step(std::int64_t t) { return update(t, compute_gradients(t)); }
+
+double lm_trainer::compute_gradients(std::int64_t t) {
   token_batch const in = batch(settings_.batch);
   ops<float> const& op = on_->op();
-  adamw_arrays const arrays{.segments = memory_.at<segment>(ids_.segments),
-                            .gradients = memory_.at<float>(ids_.gradients),
-                            .weights = place_of(state_array::weights),
-                            .m = place_of(state_array::first_moments),
-                            .v = place_of(state_array::second_moments),
-                            .squares = memory_.at<double>(ids_.squares),
-                            .norm = memory_.at<double>(ids_.norm)};
-  float* const gradients = memory_.at<float>(ids_.gradients);
+  float* const gradients = place_of(state_array::gradients);
   op.zero(layout_.trained().count(), gradients);
   double sum = 0;
   std::int64_t const rows = in.rows() * settings_.accumulate;
@@ -241,15 +237,25 @@ step_result lm_trainer::step(std::int64_t t) {
     op.download(in.rows(), memory_.at<float>(ids_.loss), loss_.data());
     for (std::int64_t i = 0; i < in.rows(); ++i) sum += double(loss_[std::size_t(i)]);
   }
-  step_result r{.loss = sum / double(rows),
-                .learning_rate = learning_rate_at(t, settings_.warmup, settings_.steps, settings_.learning_rate)};
+  return sum / double(rows);
+}
+
+step_result lm_trainer::update(std::int64_t t, double loss) {
+  adamw_arrays const arrays{.segments = memory_.at<segment>(ids_.segments),
+                            .gradients = place_of(state_array::gradients),
+                            .weights = place_of(state_array::weights),
+                            .m = place_of(state_array::first_moments),
+                            .v = place_of(state_array::second_moments),
+                            .squares = memory_.at<double>(ids_.squares),
+                            .norm = memory_.at<double>(ids_.norm)};
+  double const rate = learning_rate_at(t, settings_.warmup, settings_.steps, settings_.learning_rate);
   memory_.graph(optimise_graph);
-  r.gradient_norm = optimiser_.update(op, memory_, t, r.learning_rate, arrays, gradients);
-  if (!std::isfinite(r.loss) || !std::isfinite(r.gradient_norm))
-    throw loss_not_finite("step " + std::to_string(t) + ": loss " + std::to_string(r.loss) + ", gradient norm " +
-                          std::to_string(r.gradient_norm) +
+  double const norm = optimiser_.update(on_->op(), memory_, t, rate, arrays, place_of(state_array::gradients));
+  if (!std::isfinite(loss) || !std::isfinite(norm))
+    throw loss_not_finite("step " + std::to_string(t) + ": loss " + std::to_string(loss) + ", gradient norm " +
+                          std::to_string(norm) +
                           "; a smaller --lr or --clip may help; the last checkpoint is untouched");
-  return r;
+  return {loss, rate, norm};
 }
 
 double lm_trainer::validate(std::int64_t windows) {

@@ -31,8 +31,8 @@ memory_budget budget_of(lm_settings const& settings, device const& on);
 /// The device that the settings name. Throws no-device.
 std::unique_ptr<device> device_of(lm_settings const& settings);
 
-/// The flat arrays that a checkpoint holds, laid out as layout().trained() says.
-enum class state_array { weights, first_moments, second_moments };
+/// Flat arrays laid out as layout().trained() says. A checkpoint holds all but the gradients.
+enum class state_array { weights, gradients, first_moments, second_moments };
 
 class lm_trainer {
  public:
@@ -49,6 +49,11 @@ class lm_trainer {
 
   /// Step t, counted from 1. Throws loss-not-finite.
   step_result step(std::int64_t t);
+
+  /// The two halves of a step. The first leaves the gradient of the mean loss, which it returns in nats, as a state
+  /// array; the second, given that loss, updates the weights and may spoil the gradient. Throws loss-not-finite.
+  double compute_gradients(std::int64_t t);
+  step_result update(std::int64_t t, double loss);
 
   /// Mean loss in nats per token over the first `windows` windows of the validation text; all of them by default.
   double validate(std::int64_t windows = std::int64_t(1) << 40);

@@ -9,6 +9,7 @@
 #include "error.hpp"
 #include "lm_command.hpp"
 #include "profile_command.hpp"
+#include "twin_command.hpp"
 
 int main(int argc, char** argv) {
   CLI::App app("Trains models through lanewise's attention, on the CPU.", "lanewise-train");
@@ -23,6 +24,10 @@ int main(int argc, char** argv) {
   profile->require_subcommand(1);
   trainer::profile_options profile_options;
   trainer::add_profile_options(*profile->add_subcommand("lm", "of a run of lm, with its options"), profile_options);
+  CLI::App* const twin = app.add_subcommand("twin", "one run under two settings, and how far they drift apart");
+  twin->require_subcommand(1);
+  trainer::twin_options twin_options;
+  trainer::add_twin_options(*twin->add_subcommand("lm", "of a run of lm, with its options"), twin_options);
   try {
     app.parse(argc, argv);
   } catch (CLI::CallForHelp const& e) {
@@ -35,7 +40,9 @@ int main(int argc, char** argv) {
   try {
     trainer::forget_zeros(options);
     trainer::forget_zeros(profile_options.run);
+    trainer::forget_zeros(twin_options.run);
     if (*profile) return trainer::profile_lm(profile_options);
+    if (*twin) return trainer::twin_lm(twin_options);
     return trainer::run_lm(options);
   } catch (trainer::named_error const& e) {
     std::fflush(stdout);

@@ -10,6 +10,7 @@
 #include "lm_trainer.hpp"
 #include "support.hpp"
 #include "trained_base.hpp"
+#include "twin.hpp"
 
 using namespace trainer;
 
@@ -33,7 +34,8 @@ struct run {
   lm_settings s;
   std::unique_ptr<device> on;
   lm_trainer trainer;
-  explicit run(lm_settings const& s) : s(s), on(device_of(s)), trainer(s, counting(), *on, {std::size_t(1) << 33, 0}) {
+  explicit run(lm_settings const& s, text_data const& data = counting())
+      : s(s), on(device_of(s)), trainer(s, data, *on, {std::size_t(1) << 33, 0}) {
     trainer.start();
   }
   std::vector<double> steps(std::int64_t from, std::int64_t to) {
@@ -67,28 +69,38 @@ TEST_CASE("fifty steps give the CPU's losses within rounding, flash and exact") 
   }
 }
 
-TEST_CASE("adapters, mirrors and Muon give the CPU's losses within rounding") {
+TEST_CASE("adapters, mirrors and Muon: the GPU drifts from the CPU as the CPU's exact chain does from its flash") {
   test::trained_base const base;
+  text_data const text = test::counting_text(260, 20000);
   std::vector<std::vector<std::string>> const all = {
-      {"--adapter", "lora", "--rank", "16"},
-      {"--adapter", "lora", "--rank", "16", "--optimizer", "muon", "--lr", "0.005"},
-      {"--adapter", "lokr", "--dim", "64", "--factor", "4", "--mirror", "bf16-f32"},
-      {"--adapter", "lokr", "--dim", "3", "--factor", "4", "--alpha", "6", "--mirror", "bf16"},
-      {"--optimizer", "muon"}};
+      {"--lr", "0.01", "--adapter", "lora"},
+      {"--lr", "0.0005", "--adapter", "lora", "--optimizer", "muon"},
+      {"--lr", "0.01", "--adapter", "lokr", "--dim", "64", "--factor", "4", "--mirror", "bf16-f32"},
+      {"--lr", "0.01", "--adapter", "lokr", "--dim", "3", "--factor", "4", "--alpha", "6", "--mirror", "bf16"},
+      {"--lr", "0.001", "--optimizer", "muon"}};
   for (std::vector<std::string> options : all) {
     std::string shown;
     for (std::string const& o : options) shown += " " + o;
     CAPTURE(shown);
     options.insert(options.end(), {"--base", base.path.string()});
-    if (std::ranges::find(options, "--lr") == options.end()) options.insert(options.end(), {"--lr", "0.01"});
-    run cpu(settings("cpu", options)), gpu(settings("cuda", options));
-    std::vector<double> const a = cpu.steps(1, 30), b = gpu.steps(1, 30);
-    double most = 0;
-    for (std::size_t i = 0; i < a.size(); ++i) most = std::max(most, std::abs(a[i] - b[i]));
-    MESSAGE("largest difference of a loss,", shown, ": ", most);
-    CHECK(most < 1e-3);
-    CHECK(std::abs(a[0] - b[0]) < 2e-6);
-    CHECK(b.back() < b.front() - 0.01);
+    auto const twin = [&](std::string const& device, std::string const& attn) {
+      run first(settings("cpu", options), text);
+      options.insert(options.end(), {"--attn", attn});
+      run second(settings(device, options), text);
+      options.resize(options.size() - 2);
+      return compare_twins(first.trainer, second.trainer, 30);
+    };
+    twin_report const gpu = twin("cuda", "flash"), rounding = twin("cpu", "exact");
+    MESSAGE(shown, ": first gradient ", gpu.steps[0].gradient, " beside ", rounding.steps[0].gradient,
+            ", first update ", gpu.steps[0].weights, " beside ", rounding.steps[0].weights, ", losses ",
+            gpu.largest_loss_difference(), " beside ", rounding.largest_loss_difference());
+    // Both differ from the CPU's flash by rounding alone, in other places. Training magnifies it as it goes, the same
+    // way for both, hence the order of magnitude for what thirty steps leave.
+    CHECK(gpu.steps[0].gradient <= 2 * rounding.steps[0].gradient + 1e-6);
+    CHECK(gpu.steps[0].weights <= 2 * rounding.steps[0].weights + 1e-4);
+    CHECK(gpu.largest_loss_difference() <= 10 * rounding.largest_loss_difference() + 2e-6);
+    CHECK(gpu.steps[0].gradient > 0);
+    CHECK(gpu.change[0] > 1e-3);
   }
 }
 
