@@ -146,6 +146,11 @@ void run_directory::write(std::string const& name, std::string const& text) cons
   fs::rename(part, path_ / name);
 }
 
+void write_report(std::filesystem::path const& file, double min_free_gb, std::string const& text) {
+  std::filesystem::path const whole = std::filesystem::absolute(file);
+  run_directory(whole.parent_path(), min_free_gb).write(whole.filename(), text);
+}
+
 run_lock::run_lock(fs::path const& directory) : fd_(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
   if (fd_ < 0 || ::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
   ::close(fd_);

@@ -50,6 +50,9 @@ class run_directory {
   double min_free_gb_;
 };
 
+/// Writes a file that lies anywhere as run_directory::write does.
+void write_report(std::filesystem::path const& file, double min_free_gb, std::string const& text);
+
 /// Keeps a second run out of a directory until it is destroyed or its process has ended, however it ends.
 class run_lock {
  public:

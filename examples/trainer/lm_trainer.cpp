@@ -3,43 +3,17 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdio>
 
 #include "adapter_files.hpp"
 #include "attention_probe.hpp"
 #include "error.hpp"
 #include "exponential.hpp"
+#include "lm_fit.hpp"
 
 namespace trainer {
 namespace {
 
 constexpr double sampling_temperature = 0.8;
-
-std::string mebibytes(std::size_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f MiB", double(bytes) / double(1 << 20));
-  return text;
-}
-
-/// The cheapest ways to a smaller plan, each with what it would need.
-std::string levers(lm_settings const& settings, device const& on, std::size_t available) {
-  std::string text;
-  auto const consider = [&](char const* name, std::int64_t lm_settings::*value, std::int64_t smallest) {
-    lm_settings s = settings;
-    while (s.*value > smallest) {
-      s.*value = std::max(smallest, s.*value / 2);
-      if (std::size_t const bytes = lm_trainer::estimate(s, on); bytes <= available) {
-        text += std::string(text.empty() ? "" : ", ") + "--" + name + " " + std::to_string(s.*value) + " (" +
-                mebibytes(bytes) + ")";
-        return;
-      }
-    }
-  };
-  consider("batch", &lm_settings::batch, 1);
-  consider("context", &lm_settings::context, 16);
-  if (settings.base.empty()) consider("layers", &lm_settings::layers, 1);
-  return text.empty() ? "no smaller --batch, --context or --layers fits alone" : "these would fit: " + text;
-}
 
 attention_site site_of(lm_settings const& s) {
   return {s.attention(), {s.batch, s.context, s.context, s.heads, s.kv_heads, s.head_dim, attention_mask::causal()}};
@@ -106,11 +80,11 @@ lm_trainer::persistent_ids lm_trainer::record(lm_settings const& s, parameter_la
   return ids;
 }
 
-std::size_t lm_trainer::estimate(lm_settings const& s, device const& on) {
+lanewise::arena_plan lm_trainer::plan_for(lm_settings const& s, device const& on) {
   step_memory memory;
   parameter_layout const layout(s.model(), s.adapted());
   record(s, layout, optimiser_of(s, layout), on, memory);
-  return memory.peak();
+  return memory.planned();
 }
 
 lm_trainer::lm_trainer(lm_settings const& s, text_data const& data, device& on, memory_budget budget)
@@ -126,7 +100,7 @@ lm_trainer::lm_trainer(lm_settings const& s, text_data const& data, device& on, 
   std::size_t const available = budget.free > budget.reserve ? budget.free - budget.reserve : 0;
   std::string const numbers = "est " + mebibytes(memory_.peak()) + ", free " + mebibytes(budget.free) + ", reserve " +
                               mebibytes(budget.reserve);
-  if (memory_.peak() > available) throw out_of_memory(numbers + "; " + levers(s, on, available));
+  if (memory_.peak() > available) throw out_of_memory(numbers + "; " + cheapest_levers(s, on, available));
   try {
     memory_.bind(on.memory());
   } catch (named_error const& refused) {

@@ -41,8 +41,9 @@ class lm_trainer {
   /// `on` outlives this.
   lm_trainer(lm_settings const& settings, text_data const& data, device& on, memory_budget budget);
 
-  /// Bytes that a run with these settings needs, without allocating them.
-  static std::size_t estimate(lm_settings const& settings, device const& on);
+  /// The plan of a run with these settings, which the run allocates to the byte. Throws attn-unsupported.
+  static lanewise::arena_plan plan_for(lm_settings const& settings, device const& on);
+  static std::size_t estimate(lm_settings const& settings, device const& on) { return plan_for(settings, on).peak(); }
 
   /// Draws what is trained, or reads it from --base or --adapter-from; the optimiser's averages are 0.
   void start();

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "error.hpp"
+#include "fit_command.hpp"
 #include "lm_command.hpp"
 #include "profile_command.hpp"
 #include "twin_command.hpp"
@@ -28,6 +29,10 @@ int main(int argc, char** argv) {
   twin->require_subcommand(1);
   trainer::twin_options twin_options;
   trainer::add_twin_options(*twin->add_subcommand("lm", "of a run of lm, with its options"), twin_options);
+  CLI::App* const fit = app.add_subcommand("fit", "which batch, window and checkpoint segments a card has room for");
+  fit->require_subcommand(1);
+  trainer::fit_options fit_options;
+  trainer::add_fit_options(*fit->add_subcommand("lm", "for lm, with its options; what is set stays"), fit_options);
   try {
     app.parse(argc, argv);
   } catch (CLI::CallForHelp const& e) {
@@ -41,8 +46,10 @@ int main(int argc, char** argv) {
     trainer::forget_zeros(options);
     trainer::forget_zeros(profile_options.run);
     trainer::forget_zeros(twin_options.run);
+    trainer::forget_zeros(fit_options.run);
     if (*profile) return trainer::profile_lm(profile_options);
     if (*twin) return trainer::twin_lm(twin_options);
+    if (*fit) return trainer::fit_lm_command(fit_options);
     return trainer::run_lm(options);
   } catch (trainer::named_error const& e) {
     std::fflush(stdout);

@@ -82,11 +82,8 @@ int profile_lm(profile_options const& o) {
   for (std::int64_t t = 1; t <= o.repeat; ++t) run.step(steps_before + t);
   profile_report const r = on.profile().read();
   print(r, double(o.repeat));
-  if (!o.report.empty()) {
-    std::filesystem::path const file = std::filesystem::absolute(o.report);
-    run_directory(file.parent_path(), s.min_free_gb)
-        .write(file.filename(), to_json(r, double(o.repeat), on.describe(), run.plan().peak()) + "\n");
-  }
+  if (!o.report.empty())
+    write_report(o.report, s.min_free_gb, to_json(r, double(o.repeat), on.describe(), run.plan().peak()) + "\n");
   return 0;
 }
 

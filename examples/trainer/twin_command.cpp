@@ -114,10 +114,7 @@ int twin_lm(twin_options const& o) {
   second.describe("second");
   twin_report const r = compare_twins(first.trainer, second.trainer, settings.steps);
   print(r);
-  if (!o.report.empty()) {
-    std::filesystem::path const file = std::filesystem::absolute(o.report);
-    run_directory(file.parent_path(), settings.min_free_gb).write(file.filename(), to_json(r, settings, other) + "\n");
-  }
+  if (!o.report.empty()) write_report(o.report, settings.min_free_gb, to_json(r, settings, other) + "\n");
   return 0;
 }
 

@@ -14,4 +14,11 @@ grep -q '"first_difference": 1,' twin.json || fail "no first difference in the r
 [ "$(grep -c '"gradient"' twin.json)" -eq 12 ] || fail "not every step is in the report"
 expect 0 "no bit differs" "$train" twin lm --preset tiny --data text --steps 3 --second "--threads 1 --ckpt 2"
 expect 2 "error: bad-option: --second: the second run trains other tensors" "$train" twin lm --preset tiny --data text --second "--hidden 96"
+# A card of which 256 MiB are left alone; what it finds is run as it is printed.
+expect 0 "TOTAL" "$train" fit lm --preset tiny --data text --vram-budget-mb 258.5 --report fit.json
+grep -q '"fits": true,' fit.json || fail "no plan in the report"
+expect 0 "step 3/3" eval "$(sed -n 's/^  lanewise-train/"$train"/p' output) --memory-mb 2.5 --steps 3 --sample-bytes 0 --out fitted"
+[ "$("$train" fit lm --preset tiny --attn exact | grep -c ' fits$')" -eq 5 ] || fail "not every card is looked at"
+expect 6 "--layers 1 --ckpt 1 (" "$train" fit lm --preset tiny --vram-budget-mb 257
+grep -qE 'error: out-of-memory: est 1\.[0-9] MiB, free 257.0 MiB, reserve 256.0 MiB; these would fit: --hidden 16 ' output || fail "no numbers"
 [ ! -e lanewise-train-out ] || fail "a folder for a run was made"
