@@ -5,10 +5,11 @@
 #include <nlohmann/json.hpp>
 
 #include "base_checkpoint.hpp"
-#include "checkpoint.hpp"
 #include "error.hpp"
 #include "lm_fit.hpp"
 #include "memory_terms.hpp"
+#include "plan_budget.hpp"
+#include "run_directory.hpp"
 
 namespace trainer {
 namespace {

@@ -1,23 +1,21 @@
 #include "lm_fit.hpp"
 
 #include <algorithm>
-#include <cstdio>
 #include <optional>
 #include <vector>
 
+#include "error.hpp"
+#include "plan_budget.hpp"
+
 namespace trainer {
 namespace {
-
-std::string shown(std::string const& value) { return value; }
-std::string shown(std::int64_t value) { return std::to_string(value); }
-std::string shown(double value) { return std::to_string(value); }
 
 /// The options in which two settings differ, as arguments.
 std::string difference(lm_settings const& from, lm_settings const& to) {
   std::string text;
   for_each_field(
       [&](field const& f, auto const& a, auto const& b) {
-        if (a != b) text += std::string(text.empty() ? "" : " ") + "--" + f.name + " " + shown(b);
+        if (a != b) text += std::string(text.empty() ? "" : " ") + "--" + f.name + " " + text_of(b);
       },
       from, to);
   return text;
@@ -100,12 +98,6 @@ candidate best_at(std::int64_t context, lm_settings const& wanted, device const&
 }
 
 }  // namespace
-
-std::string mebibytes(std::size_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f MiB", double(bytes) / double(1 << 20));
-  return text;
-}
 
 lm_fit fit_lm(lm_settings const& wanted, device const& on, std::size_t available, std::int64_t longest) {
   bool const may_shorten = !wanted.from_user.contains("context");

@@ -30,7 +30,4 @@ lm_fit fit_lm(lm_settings const& wanted, device const& on, std::size_t available
 /// batches, bf16 storage, layers computed again, an adapter, shorter windows, then a smaller model.
 std::string cheapest_levers(lm_settings const& settings, device const& on, std::size_t available);
 
-/// "12.3 MiB".
-std::string mebibytes(std::size_t bytes);
-
 }  // namespace trainer

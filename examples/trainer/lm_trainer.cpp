@@ -9,6 +9,7 @@
 #include "error.hpp"
 #include "exponential.hpp"
 #include "lm_fit.hpp"
+#include "plan_budget.hpp"
 
 namespace trainer {
 namespace {
@@ -16,13 +17,7 @@ namespace {
 constexpr double sampling_temperature = 0.8;
 
 attention_site site_of(lm_settings const& s) {
-  return {s.attention(), {s.batch, s.context, s.context, s.heads, s.kv_heads, s.head_dim, attention_mask::causal()}};
-}
-
-/// Muon, or with nothing left to it AdamW alone.
-muon optimiser_of(lm_settings const& s, parameter_layout const& layout) {
-  return {s.optimiser(), layout.trained(),
-          s.optimizer == "muon" ? muon::takes : [](parameter const&) { return false; }};
+  return {attention_of(s), {s.batch, s.context, s.context, s.heads, s.kv_heads, s.head_dim, attention_mask::causal()}};
 }
 
 window_order order_of(lm_settings const& s, vocabulary const& words, token_stream const& train) {
@@ -36,36 +31,20 @@ window_order order_of(lm_settings const& s, vocabulary const& words, token_strea
 
 }  // namespace
 
-memory_budget budget_of(lm_settings const& settings, device const& on) {
-  return settings.memory_mb > 0 ? memory_budget{std::size_t(settings.memory_mb * (1 << 20)), 0} : on.budget();
-}
-
-std::unique_ptr<device> device_of(lm_settings const& settings) {
-  if (settings.device == "cpu") return make_cpu_device(int(settings.threads));
-  return make_cuda_device(settings.precision == "tf32" ? arithmetic::tf32 : arithmetic::f32);
-}
-
 lm_trainer::persistent_ids lm_trainer::record(lm_settings const& s, parameter_layout const& layout,
-                                              muon const& optimiser, device const& on, step_memory& memory) {
+                                              training_state& state, device const& on, step_memory& memory) {
   ops<float> const& op = on.planner();
-  language_model<float> model(s.model(), s.attention(), layout, s.ckpt);
-  std::int64_t const rows = s.batch * s.context;
-  std::int64_t const trained = layout.trained().count();
-  persistent_ids const ids{.full = memory.persistent<float>(layout.full().count(), "weights"),
+  language_model<float> model(s.model(), attention_of(s), layout, s.ckpt);
+  std::int64_t const rows = s.batch * s.context, frozen = layout.is_frozen() ? layout.full().count() : 0;
+  persistent_ids const ids{.frozen = memory.persistent<float>(frozen, "frozen weights"),
                            .half = memory.persistent<lanewise::bf16>(layout.half().count(), "mirrored weights"),
-                           .adapters = memory.persistent<float>(layout.adapters().count(), "adapters"),
-                           .gradients = memory.persistent<float>(trained, "gradients"),
-                           .m = memory.persistent<float>(trained, "first moments"),
-                           .v = memory.persistent<float>(trained, "second moments"),
-                           .squares = memory.persistent<double>(optimiser.rest().segment_count(), "squares"),
                            .rotary = memory.persistent<float>(s.context * s.head_dim, "rotary"),
                            .tokens = memory.persistent<std::int32_t>(rows, "tokens"),
                            .targets = memory.persistent<std::int32_t>(rows, "targets"),
                            .loss = memory.persistent<float>(rows, "loss"),
                            .logits = memory.persistent<float>(s.vocabulary_size, "sample logits"),
-                           .segments = memory.persistent<segment>(optimiser.rest().segment_count(), "segments"),
-                           .norm = memory.persistent<double>(1, "norm"),
                            .room = memory.persistent<std::byte>(std::int64_t(on.room()), "library workspace")};
+  state.record(op, memory, optimise_graph);
   memory.graph(train_graph);
   model.train(op, memory, {s.batch, s.context, nullptr, nullptr}, {}, nullptr, 0, nullptr, nullptr);
   memory.graph(evaluate_graph);
@@ -74,8 +53,6 @@ lm_trainer::persistent_ids lm_trainer::record(lm_settings const& s, parameter_la
   model.predict(op, memory, {1, s.context, nullptr, nullptr}, 0, {}, nullptr, nullptr);
   memory.graph(probe_graph);
   memory.take<std::byte>(std::int64_t(probe_bytes(op, site_of(s))), "attention probe");
-  memory.graph(optimise_graph);
-  optimiser.update(op, memory, 1, 0, {}, nullptr);
   memory.plan();
   return ids;
 }
@@ -83,7 +60,8 @@ lm_trainer::persistent_ids lm_trainer::record(lm_settings const& s, parameter_la
 lanewise::arena_plan lm_trainer::plan_for(lm_settings const& s, device const& on) {
   step_memory memory;
   parameter_layout const layout(s.model(), s.adapted());
-  record(s, layout, optimiser_of(s, layout), on, memory);
+  training_state state(s, layout.trained());
+  record(s, layout, state, on, memory);
   return memory.planned();
 }
 
@@ -91,21 +69,13 @@ lm_trainer::lm_trainer(lm_settings const& s, text_data const& data, device& on, 
     : settings_(s), base_(s.base.empty() ? std::nullopt : std::optional<base_checkpoint>(s.base)),
       vocabulary_(base_ ? vocabulary(*base_) : vocabulary()), train_(vocabulary_.encode(data.train)),
       validation_(vocabulary_.encode(data.validation)), on_(&on), layout_(s.model(), s.adapted()),
-      optimiser_(optimiser_of(s, layout_)), model_(s.model(), s.attention(), layout_, s.ckpt),
+      state_(s, layout_.trained()), model_(s.model(), attention_of(s), layout_, s.ckpt),
       order_(order_of(s, vocabulary_, train_)), refused_(train_.refused + validation_.refused),
       tokens_(std::size_t(s.batch * s.context)), targets_(tokens_.size()), loss_(tokens_.size()),
       logits_(std::size_t(s.vocabulary_size)) {
   if (validation_.bytes == 0) throw no_samples("no validation text is left of what the tokenizer takes");
-  ids_ = record(s, layout_, optimiser_, on, memory_);
-  std::size_t const available = budget.free > budget.reserve ? budget.free - budget.reserve : 0;
-  std::string const numbers = "est " + mebibytes(memory_.peak()) + ", free " + mebibytes(budget.free) + ", reserve " +
-                              mebibytes(budget.reserve);
-  if (memory_.peak() > available) throw out_of_memory(numbers + "; " + cheapest_levers(s, on, available));
-  try {
-    memory_.bind(on.memory());
-  } catch (named_error const& refused) {
-    throw out_of_memory(numbers + ": " + refused.what());
-  }
+  ids_ = record(s, layout_, state_, on, memory_);
+  bind_plan(memory_, on, budget, [&](std::size_t available) { return cheapest_levers(s, on, available); });
   on.give_room(memory_.at<std::byte>(ids_.room));
   memory_.graph(probe_graph);
   attention_site const site = site_of(s);
@@ -114,8 +84,7 @@ lm_trainer::lm_trainer(lm_settings const& s, text_data const& data, device& on, 
   std::vector<float> rotary(std::size_t(s.context * s.head_dim));
   fill_rotary_table(s.context, s.head_dim, s.model().rope_theta, rotary.data());
   on.op().upload(s.context * s.head_dim, rotary.data(), memory_.at<float>(ids_.rotary));
-  on.op().upload(optimiser_.rest().segment_count(), optimiser_.rest().segments().data(),
-                 memory_.at<segment>(ids_.segments));
+  state_.attach(on.op(), memory_);
   if (layout_.is_frozen()) load_base(*base_);
 }
 
@@ -129,7 +98,7 @@ void lm_trainer::load_base(base_checkpoint const& base) {
       layout_,
       [&](parameter const& p, std::span<float const> values) {
         note(values);
-        op.upload(p.count, values.data(), memory_.at<float>(ids_.full) + p.offset);
+        op.upload(p.count, values.data(), full_weights() + p.offset);
       },
       [&](parameter const& p, std::span<float const> values) {
         note(values);
@@ -139,32 +108,15 @@ void lm_trainer::load_base(base_checkpoint const& base) {
       });
 }
 
+float* lm_trainer::full_weights() const {
+  return layout_.is_frozen() ? memory_.at<float>(ids_.frozen) : state_.weights();
+}
+
 weight_arrays<float> lm_trainer::weights() const {
-  return {memory_.at<float>(ids_.full), memory_.at<lanewise::bf16>(ids_.half), memory_.at<float>(ids_.adapters)};
+  return {full_weights(), memory_.at<lanewise::bf16>(ids_.half), layout_.is_frozen() ? state_.weights() : nullptr};
 }
 
 double lm_trainer::bytes_per_token() const { return double(validation_.bytes) / double(validation_.tokens.size() - 1); }
-
-float* lm_trainer::place_of(state_array which) const {
-  switch (which) {
-    case state_array::weights: return memory_.at<float>(layout_.is_frozen() ? ids_.adapters : ids_.full);
-    case state_array::gradients: return memory_.at<float>(ids_.gradients);
-    case state_array::first_moments: return memory_.at<float>(ids_.m);
-    case state_array::second_moments: return memory_.at<float>(ids_.v);
-  }
-  return nullptr;
-}
-
-std::vector<float> lm_trainer::get(state_array which) const {
-  std::int64_t const count = layout_.trained().count();
-  std::vector<float> values(static_cast<std::size_t>(count));
-  on_->op().download(count, static_cast<float const*>(place_of(which)), values.data());
-  return values;
-}
-
-void lm_trainer::set(state_array which, std::span<float const> values) {
-  on_->op().upload(layout_.trained().count(), values.data(), place_of(which));
-}
 
 void lm_trainer::start() {
   std::int64_t const count = layout_.trained().count();
@@ -175,8 +127,7 @@ void lm_trainer::start() {
   else if (base_) load_base(*base_);
   else initialise(layout_, settings_.model(), seed, weights.data());
   if (!weights.empty()) set(state_array::weights, weights);
-  on_->op().zero(count, place_of(state_array::first_moments));
-  on_->op().zero(count, place_of(state_array::second_moments));
+  state_.zero_moments();
 }
 
 token_batch lm_trainer::batch(std::int64_t windows) const {
@@ -190,13 +141,10 @@ void lm_trainer::upload_windows(std::int64_t windows) {
   on_->op().upload(count, targets_.data(), memory_.at<std::int32_t>(ids_.targets));
 }
 
-step_result lm_trainer::step(std::int64_t t) { return update(t, compute_gradients(t)); }
-
 double lm_trainer::compute_gradients(std::int64_t t) {
   token_batch const in = batch(settings_.batch);
   ops<float> const& op = on_->op();
-  float* const gradients = place_of(state_array::gradients);
-  op.zero(layout_.trained().count(), gradients);
+  state_.zero_gradients();
   double sum = 0;
   std::int64_t const rows = in.rows() * settings_.accumulate;
   for (std::int64_t part = 0; part < settings_.accumulate; ++part) {
@@ -206,30 +154,12 @@ double lm_trainer::compute_gradients(std::int64_t t) {
                   targets_.data() + i * in.sequence);
     upload_windows(in.batch);
     memory_.graph(train_graph);
-    model_.train(op, memory_, in, weights(), memory_.at<float>(ids_.rotary), 1.f / float(rows), gradients,
+    model_.train(op, memory_, in, weights(), memory_.at<float>(ids_.rotary), 1.f / float(rows), state_.gradients(),
                  memory_.at<float>(ids_.loss));
     op.download(in.rows(), memory_.at<float>(ids_.loss), loss_.data());
     for (std::int64_t i = 0; i < in.rows(); ++i) sum += double(loss_[std::size_t(i)]);
   }
   return sum / double(rows);
-}
-
-step_result lm_trainer::update(std::int64_t t, double loss) {
-  adamw_arrays const arrays{.segments = memory_.at<segment>(ids_.segments),
-                            .gradients = place_of(state_array::gradients),
-                            .weights = place_of(state_array::weights),
-                            .m = place_of(state_array::first_moments),
-                            .v = place_of(state_array::second_moments),
-                            .squares = memory_.at<double>(ids_.squares),
-                            .norm = memory_.at<double>(ids_.norm)};
-  double const rate = learning_rate_at(t, settings_.warmup, settings_.steps, settings_.learning_rate);
-  memory_.graph(optimise_graph);
-  double const norm = optimiser_.update(on_->op(), memory_, t, rate, arrays, place_of(state_array::gradients));
-  if (!std::isfinite(loss) || !std::isfinite(norm))
-    throw loss_not_finite("step " + std::to_string(t) + ": loss " + std::to_string(loss) + ", gradient norm " +
-                          std::to_string(norm) +
-                          "; a smaller --lr or --clip may help; the last checkpoint is untouched");
-  return {loss, rate, norm};
 }
 
 double lm_trainer::validate(std::int64_t windows) {

@@ -10,31 +10,17 @@
 #include <string>
 #include <vector>
 
-#include "adamw.hpp"
 #include "device.hpp"
 #include "model.hpp"
-#include "muon.hpp"
 #include "options.hpp"
 #include "text_data.hpp"
+#include "trainee.hpp"
 #include "vocabulary.hpp"
 #include "windows.hpp"
 
 namespace trainer {
 
-struct step_result {
-  double loss, learning_rate, gradient_norm;  ///< loss: mean over the step's tokens, in nats
-};
-
-/// The --memory-mb of the settings, or what the device has available.
-memory_budget budget_of(lm_settings const& settings, device const& on);
-
-/// The device that the settings name. Throws no-device.
-std::unique_ptr<device> device_of(lm_settings const& settings);
-
-/// Flat arrays laid out as layout().trained() says. A checkpoint holds all but the gradients.
-enum class state_array { weights, gradients, first_moments, second_moments };
-
-class lm_trainer {
+class lm_trainer final : public trainee {
  public:
   /// Plans everything and allocates it, once, and reads a frozen base. Throws no-samples when a window does not fit the
   /// text, attn-unsupported, bad-base, and out-of-memory with est, free, reserve and the settings that would fit.
@@ -48,13 +34,14 @@ class lm_trainer {
   /// Draws what is trained, or reads it from --base or --adapter-from; the optimiser's averages are 0.
   void start();
 
-  /// Step t, counted from 1. Throws loss-not-finite.
-  step_result step(std::int64_t t);
-
-  /// The two halves of a step. The first leaves the gradient of the mean loss, which it returns in nats, as a state
-  /// array; the second, given that loss, updates the weights and may spoil the gradient. Throws loss-not-finite.
-  double compute_gradients(std::int64_t t);
-  step_result update(std::int64_t t, double loss);
+  char const* command() const override { return "lm"; }
+  training_state const& state() const override { return state_; }
+  /// Of the mean over the step's tokens, in nats.
+  double compute_gradients(std::int64_t t) override;
+  double glance() override { return validate(validation_glance); }
+  std::string glance_is() const override { return "on the first " + std::to_string(validation_glance) + " windows"; }
+  std::int64_t position_after(std::int64_t t) const override { return t * settings_.windows_per_step(); }
+  std::int64_t tokens_per_step() const override { return settings_.windows_per_step() * settings_.context; }
 
   /// Mean loss in nats per token over the first `windows` windows of the validation text; all of them by default.
   double validate(std::int64_t windows = std::int64_t(1) << 40);
@@ -73,27 +60,23 @@ class lm_trainer {
   std::uint64_t base_digest() const { return base_digest_; }
 
   parameter_layout const& layout() const { return layout_; }
-  /// A copy of the array, layout().trained().count() elements, and the reverse.
-  std::vector<float> get(state_array which) const;
-  void set(state_array which, std::span<float const> values);
   std::int64_t windows_per_epoch() const { return order_.windows_per_epoch(); }
-  /// Windows that steps 1 ... t have used; with the seed it is the whole state of the order.
-  std::int64_t position_after(std::int64_t t) const { return t * settings_.windows_per_step(); }
   std::string const& attention_kernels() const { return kernels_; }
   lanewise::arena_plan const& plan() const { return memory_.planned(); }
   step_memory& memory() { return memory_; }
 
  private:
-  enum graph : std::size_t { train_graph, evaluate_graph, sample_graph, probe_graph, optimise_graph };
+  /// Windows of a look at the validation text during training; the end looks at all of it.
+  static constexpr std::int64_t validation_glance = 64;
+  enum graph : std::size_t { optimise_graph, train_graph, evaluate_graph, sample_graph, probe_graph };
   struct persistent_ids {
-    lanewise::tensor_id full, half, adapters, gradients, m, v, squares, rotary, tokens, targets, loss, logits, segments,
-        norm, room;
+    lanewise::tensor_id frozen, half, rotary, tokens, targets, loss, logits, room;
   };
-  static persistent_ids record(lm_settings const& s, parameter_layout const& layout, muon const& optimiser,
+  static persistent_ids record(lm_settings const& s, parameter_layout const& layout, training_state& state,
                                device const& on, step_memory& memory);
   token_batch batch(std::int64_t windows) const;
   void upload_windows(std::int64_t windows);
-  float* place_of(state_array which) const;
+  float* full_weights() const;
   weight_arrays<float> weights() const;
   void load_base(base_checkpoint const& base);
 
@@ -103,7 +86,7 @@ class lm_trainer {
   token_stream train_, validation_;
   device* on_;
   parameter_layout layout_;
-  muon optimiser_;
+  training_state state_;
   language_model<float> model_;
   window_order order_;
   step_memory memory_;

@@ -18,9 +18,10 @@ std::string format(char const* pattern, Values... values) {
 
 }  // namespace
 
-loss_curve loss_curve::from_log(std::string const& log, double bigram) {
+loss_curve loss_curve::from_log(std::string const& log, double yardstick, curve_words const& words) {
   loss_curve curve;
-  curve.bigram = bigram;
+  curve.yardstick = yardstick;
+  curve.words = words;
   std::istringstream lines(log);
   for (std::string line; std::getline(lines, line);) {
     nlohmann::json const j = nlohmann::json::parse(line);
@@ -31,9 +32,9 @@ loss_curve loss_curve::from_log(std::string const& log, double bigram) {
   return curve;
 }
 
-/// The first steps' fall from ln 256 would flatten the rest, so the top is what an untrained model soon falls below.
+/// The first steps' fall would flatten the rest, so the top is what an untrained model soon falls below.
 loss_curve::range loss_curve::bounds() const {
-  range r{bigram, bigram, 1};
+  range r{yardstick, yardstick, 1};
   for (curve_point const& p : training) r.steps = std::max(r.steps, p.step);
   for (auto const* points : {&training, &validation})
     for (curve_point const& p : *points) {
@@ -68,13 +69,13 @@ std::string loss_curve::terminal(int width, int height, bool plain) const {
     int const column = std::min(width - 1, int(double(step) / double(r.steps) * width));
     cells[std::size_t(row_of(loss) * width + column)] = mark;
   };
-  int const bigram_row = row_of(bigram);
-  for (int c = 0; c < width; ++c) cells[std::size_t(bigram_row * width + c)] = plain ? "-" : "╌";
+  int const yardstick_row = row_of(yardstick);
+  for (int c = 0; c < width; ++c) cells[std::size_t(yardstick_row * width + c)] = plain ? "-" : "╌";
   for (curve_point const& p : smoothed(std::size_t(width))) put(p.step, p.loss, plain ? "." : "·");
   for (curve_point const& p : validation) put(p.step, p.loss, plain ? "o" : "●");
 
-  std::string text = format("loss, nats per token   %s training   %s validation   %s add-one bigram\n",
-                            plain ? "." : "·", plain ? "o" : "●", plain ? "-" : "╌");
+  std::string text = format("loss, %s   %s training   %s validation   %s %s\n", words.unit.c_str(), plain ? "." : "·",
+                            plain ? "o" : "●", plain ? "-" : "╌", words.yardstick.c_str());
   for (int row = 0; row < height; ++row) {
     double const loss = r.high - (row + 0.5) / height * (r.high - r.low);
     text += row % 4 == 0 || row == height - 1 ? format("%6.2f ", loss) : std::string(7, ' ');
@@ -114,15 +115,15 @@ std::string loss_curve::svg(std::string const& title) const {
     text += format("<text x=\"%.1f\" y=\"%g\" text-anchor=\"middle\">%lld</text>\n", x(r.steps * i / 5), bottom + 18,
                    static_cast<long long>(r.steps * i / 5));
   text += format("<text x=\"%g\" y=\"%g\" text-anchor=\"middle\">step</text>\n", (left + right) / 2, bottom + 36);
-  text += format("<text transform=\"translate(16,%g) rotate(-90)\" text-anchor=\"middle\">loss, nats per token</text>\n",
-                 (top + bottom) / 2);
+  text += format("<text transform=\"translate(16,%g) rotate(-90)\" text-anchor=\"middle\">loss, %s</text>\n",
+                 (top + bottom) / 2, words.unit.c_str());
   text += line(training, "#b9d2ee", 1) + line(smoothed(100), "#2f6db5", 2) + line(validation, "#c4472b", 2);
   for (curve_point const& p : validation)
     text += format("<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"#c4472b\"/>\n", x(p.step), y(p.loss));
   text += format("<line x1=\"%g\" x2=\"%g\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"#555\" stroke-dasharray=\"6 4\"/>\n", left,
-                 right, y(bigram), y(bigram));
-  text += format("<text x=\"%g\" y=\"%.1f\" text-anchor=\"end\" fill=\"#555\">add-one bigram %.3f</text>\n", right,
-                 y(bigram) - 6, bigram);
+                 right, y(yardstick), y(yardstick));
+  text += format("<text x=\"%g\" y=\"%.1f\" text-anchor=\"end\" fill=\"#555\">%s %.3f</text>\n", right,
+                 y(yardstick) - 6, words.yardstick.c_str(), yardstick);
   text +=
       format("<text x=\"%g\" y=\"%g\" text-anchor=\"end\" fill=\"#2f6db5\">training</text>\n", right - 80, top + 12);
   text += format("<text x=\"%g\" y=\"%g\" text-anchor=\"end\" fill=\"#c4472b\">validation</text>\n", right, top + 12);

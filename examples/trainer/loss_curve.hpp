@@ -1,4 +1,4 @@
-// The loss curve of a run, for the terminal and as SVG: training loss, validation loss, and the bigram's as a line.
+// The loss curve of a run, for the terminal and as SVG: training loss, validation loss, and a yardstick's as a line.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,18 @@ struct curve_point {
   double loss;
 };
 
+/// What the numbers are.
+struct curve_words {
+  std::string unit, yardstick;  ///< such as "nats per token", "add-one bigram"
+};
+
 struct loss_curve {
   std::vector<curve_point> training, validation;
-  double bigram = 0;
+  double yardstick = 0;
+  curve_words words;
 
   /// Reads the lines of log.jsonl.
-  static loss_curve from_log(std::string const& log, double bigram);
+  static loss_curve from_log(std::string const& log, double yardstick = 0, curve_words const& words = {});
 
   /// width x height characters of plot, with axes; `plain` keeps to ASCII.
   std::string terminal(int width, int height, bool plain) const;

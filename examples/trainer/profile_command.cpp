@@ -4,9 +4,10 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint.hpp"
 #include "lm_command.hpp"
+#include "lm_trainer.hpp"
 #include "op_profile.hpp"
+#include "run_directory.hpp"
 
 namespace trainer {
 namespace {

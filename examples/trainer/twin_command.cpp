@@ -6,9 +6,10 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "checkpoint.hpp"
 #include "error.hpp"
 #include "lm_command.hpp"
+#include "lm_trainer.hpp"
+#include "run_directory.hpp"
 #include "twin.hpp"
 
 namespace trainer {

@@ -3,6 +3,7 @@
 #include "checkpoint.hpp"
 #include "counting_text.hpp"
 #include "error.hpp"
+#include "model_files.hpp"
 #include "support.hpp"
 #include "trained_base.hpp"
 

@@ -5,6 +5,7 @@
 #include "counting_text.hpp"
 #include "lm_fit.hpp"
 #include "memory_terms.hpp"
+#include "plan_budget.hpp"
 #include "support.hpp"
 #include "trained_base.hpp"
 

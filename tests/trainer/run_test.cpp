@@ -5,6 +5,7 @@
 #include "counting_text.hpp"
 #include "error.hpp"
 #include "loss_curve.hpp"
+#include "model_files.hpp"
 #include "support.hpp"
 
 using namespace trainer;
@@ -71,7 +72,7 @@ TEST_CASE("a run continued from a checkpoint equals the one that never stopped, 
   save_checkpoint(directory, {5, to_json(first.s), "d", "log\n"}, first.trainer);
   auto const path = directory.newest_checkpoint();
   REQUIRE(path);
-  checkpoint_header const header = read_header(*path);
+  checkpoint_header const header = read_header(*path, "lm");
   CHECK(header.step == 5);
   CHECK(header.options == to_json(first.s));
   CHECK(header.data == "d");
@@ -178,10 +179,10 @@ TEST_CASE("a broken checkpoint is refused with its path and reason") {
   auto const path = directory.checkpoint_path(4);
   CHECK(has(error_of([&] { load_weights(path, wider.trainer); }), "bad-checkpoint: " + path.string()));
   std::filesystem::resize_file(path, std::filesystem::file_size(path) - 10);
-  CHECK(has(error_of([&] { read_header(path); }), "bad-checkpoint: " + path.string()));
-  CHECK(has(error_of([&] { read_header(dir.path / "checkpoint-000005.safetensors"); }), "bad-checkpoint"));
+  CHECK(has(error_of([&] { read_header(path, "lm"); }), "bad-checkpoint: " + path.string()));
+  CHECK(has(error_of([&] { read_header(dir.path / "checkpoint-000005.safetensors", "lm"); }), "bad-checkpoint"));
   save_model(directory, r.s, r.trainer);
-  CHECK(has(error_of([&] { read_header(dir.path / "model.safetensors"); }), "bad-checkpoint"));
+  CHECK(has(error_of([&] { read_header(dir.path / "model.safetensors", "lm"); }), "bad-checkpoint"));
 }
 
 TEST_CASE("the disk guard counts what will be written, and leaves what is there whole") {
@@ -192,7 +193,7 @@ TEST_CASE("the disk guard counts what will be written, and leaves what is there 
   save_checkpoint(open, {1, "{}", "", ""}, r.trainer);
   CHECK(has(error_of([&] { save_checkpoint(full, {2, "{}", "", ""}, r.trainer); }), "disk-low: " + dir.path.string()));
   CHECK(open.newest_checkpoint() == open.checkpoint_path(1));
-  CHECK(read_header(open.checkpoint_path(1)).step == 1);
+  CHECK(read_header(open.checkpoint_path(1), "lm").step == 1);
   CHECK(has(error_of([&] { open.require_room(std::uint64_t(1) << 60); }), "disk-low"));
   CHECK(error_of([&] { open.require_room(1000); }) == "no error");
 }
@@ -224,7 +225,7 @@ TEST_CASE("the loss curve is drawn from the log") {
     log += "{\"step\":" + std::to_string(t) + ",\"loss\":" + std::to_string(3.0 - t * 0.01) +
            ",\"learning_rate\":1,\"gradient_norm\":1}\n";
   log += "{\"step\":50,\"validation_loss\":2.25}\n{\"step\":100,\"validation_loss\":2.0}\n";
-  loss_curve const curve = loss_curve::from_log(log, 2.6);
+  loss_curve const curve = loss_curve::from_log(log, 2.6, {"nats per token", "add-one bigram"});
   REQUIRE(curve.training.size() == 100);
   REQUIRE(curve.validation.size() == 2);
   CHECK(curve.validation[1].loss == 2.0);

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "../../examples/common/safetensors.hpp"
-#include "checkpoint.hpp"
 #include "counting_text.hpp"
 #include "lm_trainer.hpp"
+#include "model_files.hpp"
 
 namespace test {
 
