@@ -24,7 +24,7 @@ is_there() {
 build_needs=(
   command:g++=g++ command:meson=meson command:ninja=ninja-build command:pkg-config=pkg-config
   library:openblas=libopenblas-dev header:CLI/CLI.hpp=libcli11-dev header:nlohmann/json.hpp=nlohmann-json3-dev
-  path:/usr/share/games/fortunes=fortunes
+  path:/usr/share/games/fortunes=fortunes path:/usr/share/sounds/alsa=alsa-utils
 )
 
 # need PROBE=PACKAGE...: installs the Debian packages whose probe finds nothing.

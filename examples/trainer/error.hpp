@@ -27,5 +27,6 @@ inline named_error loss_not_finite(std::string const& sentence) { return {"loss-
 inline named_error write_failed(std::string const& sentence) { return {"write-failed", 12, sentence}; }
 inline named_error bad_base(std::string const& sentence) { return {"bad-base", 13, sentence}; }
 inline named_error no_device(std::string const& sentence) { return {"no-device", 14, sentence}; }
+inline named_error bad_data(std::string const& sentence) { return {"bad-data", 15, sentence}; }
 
 }  // namespace trainer

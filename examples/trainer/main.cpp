@@ -1,11 +1,12 @@
-// lanewise-train: trains models through lanewise's attention. `lanewise-train lm` is a byte language model; --help says
-// the rest, docs/trainer.md more.
+// lanewise-train: trains models through lanewise's attention. `lanewise-train lm` is a byte language model,
+// `lanewise-train dit` a diffusion transformer of sound; --help says the rest, docs/trainer.md more.
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
 #include <new>
 
+#include "dit_command.hpp"
 #include "error.hpp"
 #include "fit_command.hpp"
 #include "lm_command.hpp"
@@ -19,8 +20,14 @@ int main(int argc, char** argv) {
       "lm",
       "a language model (Qwen3 architecture) on text files, by default on the Debian package fortunes: of bytes from "
       "nothing, or a checkpoint of Hugging Face's, whole or through an adapter");
-  trainer::lm_options options;
-  trainer::add_lm_options(*lm, options);
+  trainer::lm_options lm_options;
+  trainer::add_lm_options(*lm, lm_options);
+  CLI::App* const dit = app.add_subcommand("dit",
+                                           "a diffusion transformer of sound (rectified flow; the manner of ACE-Step "
+                                           "1.5 or MM3) on WAV files with captions, "
+                                           "by default on the Debian package alsa-utils");
+  trainer::dit_options dit_options;
+  trainer::add_dit_options(*dit, dit_options);
   CLI::App* const profile = app.add_subcommand("profile", "what a step's time goes to, by op and attention site");
   profile->require_subcommand(1);
   trainer::profile_options profile_options;
@@ -43,20 +50,22 @@ int main(int argc, char** argv) {
     return error.exit_code;
   }
   try {
-    trainer::forget_zeros(options);
+    trainer::forget_zeros(lm_options);
+    trainer::forget_zeros(dit_options);
     trainer::forget_zeros(profile_options.run);
     trainer::forget_zeros(twin_options.run);
     trainer::forget_zeros(fit_options.run);
+    if (*dit) return trainer::run_dit(dit_options);
     if (*profile) return trainer::profile_lm(profile_options);
     if (*twin) return trainer::twin_lm(twin_options);
     if (*fit) return trainer::fit_lm_command(fit_options);
-    return trainer::run_lm(options);
+    return trainer::run_lm(lm_options);
   } catch (trainer::named_error const& e) {
     std::fflush(stdout);
     std::fprintf(stderr, "error: %s: %s\n", e.name.c_str(), e.what());
     return e.exit_code;
   } catch (std::bad_alloc const&) {
-    std::fprintf(stderr, "error: out-of-memory: the system refused memory beside the plan, such as for the text\n");
+    std::fprintf(stderr, "error: out-of-memory: the system refused memory beside the plan, such as for the data\n");
     return 6;
   } catch (std::exception const& e) {
     std::fprintf(stderr, "error: failed: %s\n", e.what());

@@ -9,7 +9,15 @@
 namespace trainer {
 
 /// What a number is drawn for; each has a sequence of its own.
-enum class stream : std::uint64_t { weights = 1, split = 2, windows = 3, sampling = 4, adapters = 5 };
+enum class stream : std::uint64_t {
+  weights = 1,
+  split = 2,
+  windows = 3,
+  sampling = 4,
+  adapters = 5,
+  validation = 6,
+  noise = 7
+};
 
 constexpr std::uint64_t mix(std::uint64_t x) {
   x += 0x9e3779b97f4a7c15u;

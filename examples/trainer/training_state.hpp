@@ -39,7 +39,8 @@ class training_state {
   std::vector<float> get(state_array which) const;
   void set(state_array which, std::span<float const> values) const;
 
-  /// Ends step t, counted from 1, of mean loss `loss`: moves the weights by gradients(), which it may spoil. Throws loss-not-finite.
+  /// Ends step t, counted from 1, of mean loss `loss`: moves the weights by gradients(), which it may spoil. Throws
+  /// loss-not-finite.
   step_result update(std::int64_t t, double loss) const;
 
  private:
