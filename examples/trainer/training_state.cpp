@@ -13,7 +13,7 @@ training_state::training_state(run_settings const& s, parameter_list const& trai
 
 void training_state::record(ops<float> const& planner, step_memory& memory, std::size_t graph) {
   std::int64_t const count = trained_->count(), segments = optimiser_.rest().segment_count();
-  weights_ = memory.persistent<float>(count, "trained weights");
+  weights_ = memory.persistent<float>(count, "weights");
   gradients_ = memory.persistent<float>(count, "gradients");
   m_ = memory.persistent<float>(count, "first moments");
   v_ = memory.persistent<float>(count, "second moments");
