@@ -13,34 +13,10 @@ namespace {
 
 curve_words const words_of_curve{"squared error of the velocity", "linear predictor"};
 
-recordings load(dit_settings const& s) {
-  recordings_request request;
-  request.paths.assign(s.data.begin(), s.data.end());
-  request.bands = s.bands;
-  request.patch = s.patch;
-  request.validation_share = s.validation_share;
-  request.seed = std::uint64_t(s.seed);
-  recordings data = load_recordings(request);
-  std::printf(
-      "data: %zu recordings of %lld samples per second, %lld frames of %lld samples to train on, %lld held out\n",
-      data.all.size(), static_cast<long long>(data.rate), static_cast<long long>(data.frames_of(data.train)),
-      static_cast<long long>(data.bands), static_cast<long long>(data.frames_of(data.validation)));
-  return data;
-}
-
-/// The settings with what follows from the data.
-dit_settings with_data(dit_settings s, recordings const& data) {
-  std::int64_t longest = 0;
-  for (stretch const& part : data.train) longest = std::max(longest, part.frames);
-  decide_crops(s, longest);
-  if (s.prompt.empty()) s.prompt = data.all.front().caption;
-  return s;
-}
-
 class dit_run {
  public:
   dit_run(dit_settings const& settings, std::optional<checkpoint_header> const& resumed, run_directory const& directory)
-      : directory_(directory), data_(load(settings)), settings_(with_data(settings, data_)),
+      : directory_(directory), data_(load_recordings_of(settings)), settings_(with_data(settings, data_)),
         device_(device_of(settings_)), trainer_(settings_, data_, *device_, budget_of(settings_, *device_)),
         loop_(settings_, to_json(settings_), digest(data_), "the set of recordings", directory, trainer_, resumed) {
     if (!resumed) trainer_.start();
@@ -114,6 +90,29 @@ class dit_run {
 };
 
 }  // namespace
+
+recordings load_recordings_of(dit_settings const& s) {
+  recordings_request request;
+  request.paths.assign(s.data.begin(), s.data.end());
+  request.bands = s.bands;
+  request.patch = s.patch;
+  request.validation_share = s.validation_share;
+  request.seed = std::uint64_t(s.seed);
+  recordings data = load_recordings(request);
+  std::printf(
+      "data: %zu recordings of %lld samples per second, %lld frames of %lld samples to train on, %lld held out\n",
+      data.all.size(), static_cast<long long>(data.rate), static_cast<long long>(data.frames_of(data.train)),
+      static_cast<long long>(data.bands), static_cast<long long>(data.frames_of(data.validation)));
+  return data;
+}
+
+dit_settings with_data(dit_settings s, recordings const& data) {
+  std::int64_t longest = 0;
+  for (stretch const& part : data.train) longest = std::max(longest, part.frames);
+  decide_crops(s, longest);
+  if (s.prompt.empty()) s.prompt = data.all.front().caption;
+  return s;
+}
 
 int run_dit(dit_options options) { return run_in_directory<dit_run>(std::move(options), "dit"); }
 

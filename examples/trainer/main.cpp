@@ -30,8 +30,10 @@ int main(int argc, char** argv) {
   trainer::add_dit_options(*dit, dit_options);
   CLI::App* const profile = app.add_subcommand("profile", "what a step's time goes to, by op and attention site");
   profile->require_subcommand(1);
-  trainer::profile_options profile_options;
-  trainer::add_profile_options(*profile->add_subcommand("lm", "of a run of lm, with its options"), profile_options);
+  trainer::profile_options<trainer::lm_options> profile_lm;
+  trainer::add_profile_options(*profile->add_subcommand("lm", "of a run of lm, with its options"), profile_lm);
+  trainer::profile_options<trainer::dit_options> profile_dit;
+  trainer::add_profile_options(*profile->add_subcommand("dit", "of a run of dit, with its options"), profile_dit);
   CLI::App* const twin = app.add_subcommand("twin", "one run under two settings, and how far they drift apart");
   twin->require_subcommand(1);
   trainer::twin_options twin_options;
@@ -52,11 +54,12 @@ int main(int argc, char** argv) {
   try {
     trainer::forget_zeros(lm_options);
     trainer::forget_zeros(dit_options);
-    trainer::forget_zeros(profile_options.run);
+    trainer::forget_zeros(profile_lm.run);
+    trainer::forget_zeros(profile_dit.run);
     trainer::forget_zeros(twin_options.run);
     trainer::forget_zeros(fit_options.run);
     if (*dit) return trainer::run_dit(dit_options);
-    if (*profile) return trainer::profile_lm(profile_options);
+    if (*profile) return profile->got_subcommand("dit") ? run_profile(profile_dit) : run_profile(profile_lm);
     if (*twin) return trainer::twin_lm(twin_options);
     if (*fit) return trainer::fit_lm_command(fit_options);
     return trainer::run_lm(lm_options);

@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "dit_command.hpp"
+#include "dit_trainer.hpp"
 #include "lm_command.hpp"
 #include "lm_trainer.hpp"
 #include "op_profile.hpp"
@@ -58,10 +60,8 @@ std::string to_json(profile_report const& r, double steps, std::string const& de
       .dump(2);
 }
 
-}  // namespace
-
-void add_profile_options(CLI::App& app, profile_options& o) {
-  add_lm_options(app, o.run);
+template <class Options>
+void add_measuring(CLI::App& app, profile_options<Options>& o) {
   app.add_option("--repeat", o.repeat, "steps that are measured, after two that are not")
       ->capture_default_str()
       ->check(CLI::PositiveNumber)
@@ -69,12 +69,9 @@ void add_profile_options(CLI::App& app, profile_options& o) {
   app.add_option("--report", o.report, "JSON file to write the table to. Default: none is written")->group("Profile");
 }
 
-int profile_lm(profile_options const& o) {
-  lm_settings const s = resolve(o.run);
-  text_data const data = load_text_of(s);
-  std::unique_ptr<device> const measured = device_of(s);
-  profiled_device on(*measured);
-  lm_trainer run(s, data, on, budget_of(s, *measured));
+/// Starts a run on `on`, measures its steps and says where their time went.
+template <class Options, class Settings, class Trainer>
+int measure(profile_options<Options> const& o, Settings const& s, profiled_device& on, Trainer&& run) {
   run.start();
   std::printf("%sdevice: %s\nattention: %s\nmemory: plan %.1f MiB\n", describe(s).c_str(), on.describe().c_str(),
               run.attention_kernels().c_str(), double(run.plan().peak()) / (1 << 20));
@@ -86,6 +83,34 @@ int profile_lm(profile_options const& o) {
   if (!o.report.empty())
     write_report(o.report, s.min_free_gb, to_json(r, double(o.repeat), on.describe(), run.plan().peak()) + "\n");
   return 0;
+}
+
+}  // namespace
+
+void add_profile_options(CLI::App& app, profile_options<lm_options>& o) {
+  add_lm_options(app, o.run);
+  add_measuring(app, o);
+}
+void add_profile_options(CLI::App& app, profile_options<dit_options>& o) {
+  add_dit_options(app, o.run);
+  add_measuring(app, o);
+}
+
+int run_profile(profile_options<lm_options> const& o) {
+  lm_settings const s = resolve(o.run);
+  text_data const data = load_text_of(s);
+  std::unique_ptr<device> const measured = device_of(s);
+  profiled_device on(*measured);
+  return measure(o, s, on, lm_trainer(s, data, on, budget_of(s, *measured)));
+}
+
+int run_profile(profile_options<dit_options> const& o) {
+  dit_settings s = resolve(o.run);
+  recordings const data = load_recordings_of(s);
+  s = with_data(s, data);
+  std::unique_ptr<device> const measured = device_of(s);
+  profiled_device on(*measured);
+  return measure(o, s, on, dit_trainer(s, data, on, budget_of(s, *measured)));
 }
 
 }  // namespace trainer

@@ -6,6 +6,8 @@ seq 1 4000 >text
 expect 0 "  backward, causal 64x64, 2/1 heads of 32 " "$train" profile lm --preset tiny --data text --repeat 3 --report profile.json
 grep -q '"plan_bytes": [1-9]' profile.json || fail "no plan in the report"
 grep -q '"op": "AdamW"' profile.json || fail "no ops in the report"
+expect 0 "  backward, window 128 " "$train" profile dit --preset tiny --repeat 1
+grep -q "  adaptive norm backward " output || fail "the layers of dit alone are not measured"
 expect 2 "error: bad-option: " "$train" profile lm --preset tiny --data text --repeat 0
 expect 2 "error: bad-option: A subcommand is required" "$train" profile
 
