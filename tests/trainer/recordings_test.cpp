@@ -33,24 +33,29 @@ TEST_CASE("a caption is the text beside the file, trimmed, or else the file's na
 TEST_CASE("held-out frames are in no stretch to train on, nor next to one, and are the share that is asked for") {
   scratch dir;
   test::write_tones(dir.path);
-  recordings const data = load_recordings(request(dir.path));
-  REQUIRE(data.validation.size() == 3);
-  for (stretch const& v : data.validation) {
-    std::int64_t const frames = std::int64_t(data.all[v.recording].latents.size()) / 16;
-    CHECK(std::abs(double(v.frames) - 0.25 * double(frames)) <= 2);
-    std::int64_t trained = 0;
-    for (stretch const& t : data.train) {
-      if (t.recording != v.recording) continue;
-      trained += t.frames;
-      CHECK(t.begin >= 0);
-      CHECK(t.begin + t.frames <= frames);
-      CHECK(t.frames % 2 == 0);
-      CHECK((t.begin + t.frames < v.begin || t.begin > v.begin + v.frames));
+  for (std::int64_t const patch : {1, 2}) {
+    recordings_request ask = request(dir.path);
+    ask.patch = patch;
+    recordings const data = load_recordings(ask);
+    REQUIRE(data.validation.size() == 3);
+    for (stretch const& v : data.validation) {
+      std::int64_t const frames = std::int64_t(data.all[v.recording].latents.size()) / 16;
+      CHECK(std::abs(double(v.frames) - 0.25 * double(frames)) <= double(patch));
+      std::int64_t trained = 0;
+      for (stretch const& t : data.train) {
+        if (t.recording != v.recording) continue;
+        trained += t.frames;
+        CHECK(t.begin >= 0);
+        CHECK(t.begin + t.frames <= frames);
+        CHECK(t.frames % patch == 0);
+        CHECK((t.begin + t.frames < v.begin || t.begin > v.begin + v.frames));
+      }
+      CHECK(trained >= frames - v.frames - 2 - 2 * (patch - 1));  // two beside it, and what fills no patch
     }
-    CHECK(trained >= frames - v.frames - 4);  // two beside the held-out ones, one at each end for whole patches
   }
   recordings_request other = request(dir.path);
   other.seed = 4;
+  recordings const data = load_recordings(request(dir.path));
   CHECK(load_recordings(other).validation[0].begin != data.validation[0].begin);
   CHECK(digest(load_recordings(other)) != digest(data));
   CHECK(digest(load_recordings(request(dir.path))) == digest(data));
