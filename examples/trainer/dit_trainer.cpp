@@ -4,7 +4,7 @@
 
 #include "attention_probe.hpp"
 #include "error.hpp"
-#include "plan_budget.hpp"
+#include "levers.hpp"
 
 namespace trainer {
 namespace {
@@ -18,30 +18,18 @@ std::int64_t longest_caption(dit_settings const& s, recordings const& data) {
   return std::int64_t(longest);
 }
 
-/// For each of four options alone the first value, halved or doubled step by step, that makes the plan fit, with what
-/// it needs.
-std::string ways_out(dit_settings const& settings, recordings const& data, device const& on, std::size_t available) {
-  struct lever {
-    char const* name;
-    std::int64_t dit_settings::*value;
-    std::int64_t last;
-  };
-  std::string fitting;
-  for (lever const& l :
-       {lever{"batch", &dit_settings::batch, 1}, lever{"ckpt", &dit_settings::ckpt, settings.layers},
-        lever{"crop-max", &dit_settings::crop_max, settings.patch}, lever{"layers", &dit_settings::layers, 1}}) {
-    dit_settings s = settings;
-    while (s.*l.value != l.last) {
-      s.*l.value = s.*l.value > l.last ? std::max(l.last, s.*l.value / 2) : std::min(l.last, s.*l.value * 2);
-      std::size_t const bytes = dit_trainer::estimate(s, data, on);
-      if (bytes > available) continue;
-      fitting += std::string(fitting.empty() ? "these would fit: --" : ", --") + l.name + " " +
-                 std::to_string(s.*l.value) + " (" + mebibytes(bytes) + ")";
-      break;
-    }
-  }
-  return fitting.empty() ? "no smaller --batch, --ckpt, --crop-max or --layers fits alone" : fitting;
-}
+constexpr lever<dit_settings> levers[] = {
+    flash_for_exact,
+    smaller_batch,
+    more_segments,
+    [](dit_settings& s) {
+      if (s.crop_max < 2 * s.patch) return false;
+      s.crop_max = s.crop_max / 2 / s.patch * s.patch;
+      s.crop_min = std::min(s.crop_min, s.crop_max);
+      return true;
+    },
+    fewer_layers,
+};
 
 /// The site that the probe tries; the others differ by their masks and keys.
 attention_site site_of(dit_settings const& s) {
@@ -116,7 +104,16 @@ dit_trainer::dit_trainer(dit_settings const& s, recordings const& data, device& 
     : settings_(s), data_(&data), on_(&on), caption_length_(longest_caption(s, data)), layout_(s.model()),
       state_(s, layout_.list()), model_(s.model(), attention_of(s), layout_, s.ckpt), linear_(data) {
   ids_ = record(s, layout_, caption_length_, state_, on, memory_);
-  bind_plan(memory_, on, budget, [&](std::size_t available) { return ways_out(s, data, on, available); });
+  bind_plan(memory_, on, budget, [&](std::size_t available) {
+    return cheapest_changes<dit_settings>(s, levers, available,
+                                          [&](dit_settings const& t) -> std::optional<std::size_t> {
+                                            try {
+                                              return estimate(t, data, on);
+                                            } catch (named_error const&) {
+                                              return std::nullopt;
+                                            }
+                                          });
+  });
   ops<float> const& op = on.op();
   on.give_room(memory_.at<std::byte>(ids_.room));
   memory_.graph(probe_graph);

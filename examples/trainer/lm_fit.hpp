@@ -25,9 +25,8 @@ struct lm_fit {
 /// true exactly when plan.peak() <= available.
 lm_fit fit_lm(lm_settings const& wanted, device const& on, std::size_t available, std::int64_t longest);
 
-/// The three cheapest changes to settings whose plan is larger than `available`, each with the plan that it leads to;
-/// first those that are enough alone. Cheap is what changes the result or the speed least: flash for exact, smaller
-/// batches, bf16 storage, layers computed again, an adapter, shorter windows, then a smaller model.
+/// The changes to settings whose plan is larger than `available` (levers.hpp): flash for exact, smaller batches, bf16
+/// storage, layers computed again, an adapter, shorter windows, then a smaller model.
 std::string cheapest_levers(lm_settings const& settings, device const& on, std::size_t available);
 
 }  // namespace trainer

@@ -219,13 +219,13 @@ TEST_CASE("the plan is refused exactly when it is larger than free less reserve,
   CHECK_NOTHROW(dit_trainer(s, tones(), *on, {need + 100, 100}));
   std::string const error = error_of([&] { dit_trainer(s, tones(), *on, {need + 99, 100}); });
   CHECK(has(error, "out-of-memory: est "));
-  CHECK(has(error, "these would fit: --batch 2 ("));
+  CHECK(has(error, "these would fit: --batch 2 --accumulate 2 ("));
   CHECK(has(error, "--ckpt 2 ("));
   CHECK(has(error, "--crop-max "));
   CHECK(has(error_of([&] {
               dit_trainer(s, tones(), *on, {1000, 0});
             }),
-            "no smaller --batch, --ckpt, --crop-max or --layers"));
+            "; not even all of them would fit"));
 }
 
 TEST_CASE("a weight that is not finite ends the run by name") {
