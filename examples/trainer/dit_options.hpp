@@ -49,7 +49,8 @@ struct dit_fields : run_fields<Wrap> {
     f(field{"Output", "sample-steps", "steps of the sample's way from noise to sound; 0: no sample", zero_is_value,
             no_result},
       sets.sample_steps...);
-    f(field{"Output", "prompt", "the sample's caption. Default: that of the first recording", zero_is_value, no_result},
+    // The captions of a batch are as long as the longest, this one too, and sums are cut by their length.
+    f(field{"Output", "prompt", "the sample's caption. Default: that of the first recording", zero_is_value},
       sets.prompt...);
   }
 };

@@ -140,6 +140,16 @@ TEST_CASE("a run continued from a checkpoint equals the one that never stopped, 
   CHECK(second.weights() == straight.weights());
 }
 
+TEST_CASE("a resumed run keeps its prompt, whose length cuts the sums over captions") {
+  std::set<std::string> from_user;
+  std::string const saved = to_json(settings({"--prompt", "one"}));
+  CHECK(resolve(continue_from(parse_dit({}), saved, from_user)).prompt == "one");
+  CHECK(has(error_of([&] {
+              continue_from(parse_dit({"--prompt", "another"}), saved, from_user);
+            }),
+            "resume-mismatch: --prompt is another, but the run to continue has one"));
+}
+
 TEST_CASE("a checkpoint holds what turns latents into coefficients") {
   safetensors::file const f = weights_of(run().trainer);
   safetensors::tensor const& deviation = f.tensors.at("latents.deviation");
