@@ -2,13 +2,17 @@
 //
 // A block stays on its multiprocessor and walks the query tiles that the schedule gives it. One warp copies: it says
 // which key tile comes next and starts its transfer. Two or three warpgroups compute, 64 query rows each:
-//   S = Q K^T,  m' = max(m, S),  P = 2^(S - m'),  l = l 2^(m - m') + rowsum(P),  O = O 2^(m - m') + P V
-// A key tile is taken in two parts with a set of scores each. While the softmax of one part is computed, S of the part
-// after it and O += P V of the part before it run. The key tiles of all query tiles form one stream, so that this holds
-// across the border of query tiles too and the matrix units find work while a finished tile is scaled and stored.
+//   S = Q K^T,  P = 2^(S - b),  l = l + rowsum(P),  O = O + P V
+// While the softmax of a key tile is computed, O += P V of the tile before it runs. The base b of a row is set from the
+// maximum of the first key tile that it sees and kept; only where some P grows past a bound, which a few bits of the
+// rounded P tell, it is set anew and l and O are scaled (tile/wgmma_softmax.cuh). The key tiles of all query tiles form
+// one stream, so that this holds across the border of query tiles too and the matrix units find work while a finished
+// tile is scaled and stored.
 #pragma once
 
+#include "../instruction/ldmatrix.cuh"
 #include "../instruction/mbarrier.cuh"
+#include "../instruction/mma.cuh"
 #include "../instruction/tma.cuh"
 #include "../instruction/warpgroup.cuh"
 #include "../instruction/wgmma.cuh"
@@ -40,9 +44,9 @@ template <config C, tuning T, class F>
 class forward_kernel {
   using E = element<C>;
   static constexpr forward_shape size = forward_tile<C, T, F>();
-  static constexpr int d = C.head_dim, width = width_of<C>, part = size.columns / 2, n = part / 8, on = width / 8;
-  using query_tile = gpu::swizzled_tile<E, size.rows, d>;
-  using key_part = gpu::swizzled_tile<E, part, d>;
+  static constexpr int d = C.head_dim, width = width_of<C>, n = size.columns / 8, on = width / 8;
+  using query_tile = gpu::swizzled_tile<E, 64, d>;  // of one warpgroup
+  using key_tile = gpu::swizzled_tile<E, size.columns, d>;
   using scores = gpu::accumulators<1, n>;
   using output = gpu::accumulators<1, on>;
   using probabilities = std::uint32_t[n / 2][4];
@@ -58,7 +62,8 @@ class forward_kernel {
   static constexpr char const* name = "sm90 forward, wgmma";
   static constexpr int threads = size.threads();
   static constexpr int shared_bytes =
-      fits<size.query_buffers * query_tile::bytes + 2 * (size.key_buffers + size.value_buffers) * key_part::bytes>();
+      fits<size.query_buffers * size.consumers() * query_tile::bytes +
+           (size.key_buffers + size.value_buffers) * key_tile::bytes>();
 
   struct problem {
     CUtensorMap q, k, v;
@@ -91,22 +96,23 @@ class forward_kernel {
   static bool encode_maps(problem& p, forward_args<C> const& a) {
     if (p.order.count() == 0) return true;
     bool const keys =
-        p.tiles.k == 0 || (gpu::encode_tensor_map<key_part>(p.k, a.k) && gpu::encode_tensor_map<key_part>(p.v, a.v));
+        p.tiles.k == 0 || (gpu::encode_tensor_map<key_tile>(p.k, a.k) && gpu::encode_tensor_map<key_tile>(p.v, a.v));
     return keys && gpu::encode_tensor_map<query_tile>(p.q, a.q) && gpu::aligned_to_16(a.o);
   }
 
-  /// Barriers of the buffers, those of K and V by part, and the last steps announced.
+  /// Barriers of the buffers, and the last steps announced.
   struct signals {
-    std::uint64_t full_q[size.query_buffers], empty_q[size.query_buffers];
-    std::uint64_t full_k[size.key_buffers][2], empty_k[size.key_buffers][2];
-    std::uint64_t full_v[size.value_buffers][2], empty_v[size.value_buffers][2];
+    std::uint64_t full_q[size.query_buffers][size.consumers()], empty_q[size.query_buffers][size.consumers()];
+    std::uint64_t full_k[size.key_buffers], empty_k[size.key_buffers];
+    std::uint64_t full_v[size.value_buffers], empty_v[size.value_buffers];
     alignas(16) stream_step step[step_ring::size];
   };
 
   __device__ forward_kernel(problem const& p, std::uint32_t shared, signals& s)
       : p_(p),
-        s_(s), q_{shared}, k_{shared + size.query_buffers * query_tile::bytes}, v_{k_.base + 2 * size.key_buffers *
-                                                                                                 key_part::bytes} {}
+        s_(s), q_{shared}, k_{shared + size.query_buffers * size.consumers() * query_tile::bytes}, v_{k_.base +
+                                                                                   size.key_buffers * key_tile::bytes} {
+  }
 
   __device__ void run() {
     if (threadIdx.x == 0) prepare();
@@ -114,11 +120,13 @@ class forward_kernel {
     int const warp = __shfl_sync(0xffffffffu, int(threadIdx.x / 32), 0);
     if (warp < 4) {
       gpu::lower_registers<size.producer_registers>();
-      if (warp == 0) produce();
-      if (warp == 1) write_empty_tiles();
+      if (warp == 0) copy_keys();
+      if (warp == 1) copy_values();
+      if (warp == 2) copy_queries();
+      if (warp == 3) write_empty_tiles();
     } else {
       gpu::raise_registers<size.consumer_registers()>();
-      consume(warp / 4 - 1);
+      consume();
     }
   }
 
@@ -127,20 +135,18 @@ class forward_kernel {
 
   __device__ void prepare() {
     if (p_.tiles.k > 0) gpu::tma_prefetch_map(p_.q), gpu::tma_prefetch_map(p_.k), gpu::tma_prefetch_map(p_.v);
-    constexpr int consumer_warps = 4 * size.consumers();
-    auto const start = [](std::uint64_t& full, std::uint64_t& empty) {
+    auto const start = [](std::uint64_t& full, std::uint64_t& empty, int readers) {
       gpu::mbarrier_init(at(full), 1);
-      gpu::mbarrier_init(at(empty), consumer_warps);
+      gpu::mbarrier_init(at(empty), 4 * readers);
     };
-    for (int i = 0; i < size.query_buffers; ++i) start(s_.full_q[i], s_.empty_q[i]);
-    for (int part = 0; part < 2; ++part) {
-      for (int i = 0; i < size.key_buffers; ++i) start(s_.full_k[i][part], s_.empty_k[i][part]);
-      for (int i = 0; i < size.value_buffers; ++i) start(s_.full_v[i][part], s_.empty_v[i][part]);
-    }
+    for (int i = 0; i < size.query_buffers; ++i)
+      for (int group = 0; group < size.consumers(); ++group) start(s_.full_q[i][group], s_.empty_q[i][group], 1);
+    for (int i = 0; i < size.key_buffers; ++i) start(s_.full_k[i], s_.empty_k[i], size.consumers());
+    for (int i = 0; i < size.value_buffers; ++i) start(s_.full_v[i], s_.empty_v[i], size.consumers());
     gpu::mbarrier_init_fence();
   }
 
-  // The copying warp.
+  // The copying warps, of Q, K and V: none waits for a buffer of another. Each walks the stream by itself.
 
   /// The stream of this block, walked by a whole warp.
   struct stream {
@@ -190,55 +196,55 @@ class forward_kernel {
       return groups;
     }
   };
-  /// Where K and V of a step lie.
+  /// Where a tile lies.
   struct source {
     int row, head, batch;
   };
 
-  /// In the order in which buffers are given back. One step has to take less time here than there.
-  __device__ void produce() {
+  /// Announces every step with its keys; the last one of all has none.
+  __device__ void copy_keys() {
     stream all(p_);
-    source before{};
-    std::uint32_t tiles = 0;
     for (std::uint32_t number = 0;; ++number) {
       stream_step const step = all.next(number > 0);
-      source const here{step.j() * size.columns, all.key_head, step.batch};
       bool const end = step.is(stream_step::end);
       if (gpu::elect_one()) {
-        announce(step, number);
-        if (!end) load_keys(here, number, 0);
-        if (number > 0) load_values(before, number - 1, 1);
-        if (step.is(stream_step::first)) load_queries(step, tiles);
-        if (!end) load_keys(here, number, 1), load_values(here, number, 0);
+        int const stage = key_ring::stage(number);
+        gpu::mbarrier_wait(at(s_.empty_k[stage]), key_ring::parity(number) ^ 1);
+        s_.step[step_ring::stage(number)] = step;
+        if (end) gpu::mbarrier_arrive(at(s_.full_k[stage]));
+        else load(k_.stage(stage), p_.k, at(s_.full_k[stage]), {step.j() * size.columns, all.key_head, step.batch});
       }
-      if (step.is(stream_step::first)) ++tiles;
       if (end) return;
-      before = here;
     }
   }
-
-  /// With the first part of a step's keys; the last step of all has none.
-  __device__ __forceinline__ void announce(stream_step const& to, std::uint32_t number) {
-    int const stage = key_ring::stage(number);
-    gpu::mbarrier_wait(at(s_.empty_k[stage][0]), key_ring::parity(number) ^ 1);
-    s_.step[step_ring::stage(number)] = to;
-    if (to.is(stream_step::end)) gpu::mbarrier_arrive(at(s_.full_k[stage][0]));
+  __device__ void copy_values() {
+    stream all(p_);
+    for (std::uint32_t number = 0;; ++number) {
+      stream_step const step = all.next(number > 0);
+      if (step.is(stream_step::end)) return;
+      if (gpu::elect_one()) {
+        int const stage = value_ring::stage(number);
+        gpu::mbarrier_wait(at(s_.empty_v[stage]), value_ring::parity(number) ^ 1);
+        load(v_.stage(stage), p_.v, at(s_.full_v[stage]), {step.j() * size.columns, all.key_head, step.batch});
+      }
+    }
   }
-  __device__ __forceinline__ void load_queries(stream_step const& to, std::uint32_t tile) {
-    int const stage = query_ring::stage(tile);
-    gpu::mbarrier_wait(at(s_.empty_q[stage]), query_ring::parity(tile) ^ 1);
-    load(q_.stage(stage), p_.q, at(s_.full_q[stage]), {to.i * size.rows, to.head, to.batch});
+  /// The rows of each warpgroup by themselves, since one may be a tile ahead of another.
+  __device__ void copy_queries() {
+    stream all(p_);
+    for (std::uint32_t tile = 0; all.next_tile();) {
+      if (all.keys.done()) continue;
+      int const stage = query_ring::stage(tile);
+      if (gpu::elect_one())
+        for (int group = 0; group < size.consumers(); ++group) {
+          std::uint64_t& full = s_.full_q[stage][group];
+          gpu::mbarrier_wait(at(s_.empty_q[stage][group]), query_ring::parity(tile) ^ 1);
+          load(queries(stage, group), p_.q, at(full), {all.i * size.rows + 64 * group, all.head, all.batch});
+        }
+      ++tile;
+    }
   }
-  __device__ __forceinline__ void load_keys(source const& from, std::uint32_t number, int half) {
-    int const stage = key_ring::stage(number);
-    gpu::mbarrier_wait(at(s_.empty_k[stage][half]), key_ring::parity(number) ^ 1);
-    load(k_.stage(2 * stage + half), p_.k, at(s_.full_k[stage][half]), {from.row + half * part, from.head, from.batch});
-  }
-  __device__ __forceinline__ void load_values(source const& from, std::uint32_t number, int half) {
-    int const stage = value_ring::stage(number);
-    gpu::mbarrier_wait(at(s_.empty_v[stage][half]), value_ring::parity(number) ^ 1);
-    load(v_.stage(2 * stage + half), p_.v, at(s_.full_v[stage][half]), {from.row + half * part, from.head, from.batch});
-  }
+  __device__ query_tile queries(int stage, int group) const { return q_.stage(stage * size.consumers() + group); }
   template <class Tile>
   static __device__ __forceinline__ void load(Tile to, CUtensorMap const& map, std::uint32_t full, source const& from) {
     gpu::mbarrier_arrive_expect(full, Tile::bytes);
@@ -271,147 +277,183 @@ class forward_kernel {
 
   static __device__ bool leads() { return threadIdx.x % 32 == 0; }
 
-  /// Where a warpgroup stands, and the rows that it owns.
+  /// Where a warpgroup stands: steps taken so far, query tiles whose Q it has given back.
   struct reader {
-    int group;                           ///< rows 64 group ... of a query tile
-    std::uint32_t steps = 0, tiles = 0;  ///< taken so far; query tiles whose last step was taken
-    __device__ int row() const { return 64 * group + int(threadIdx.x / 32 % 4) * 16; }
+    std::uint32_t steps = 0, tiles = 0;
+    // Asked anew every time: 160 registers hold no number that one instruction finds.
+    /// The warpgroup's rows of a query tile are 64 group() ...
+    static __device__ int group() { return gpu::thread_index_anew() / 128 - 1; }
+    /// The first of this warp's 16.
+    static __device__ int row() { return gpu::thread_index_anew() / 32 * 16 - 64; }
   };
-  /// A step that was taken: its flags, and its number, which says where the rest of it stands. Where the flags of
-  /// hidden steps were, the word counts how many were passed over before it.
+  /// A step that was taken: its flags, and its number, which says where the rest of it stands. What the word does not
+  /// need any more, the tile and the flags of hidden steps, holds the flags of the step taken before and how many were
+  /// passed over between the two: one register of the 160 that three warpgroups have each.
   struct taken {
     std::int32_t word;
     std::uint32_t number;
-    static constexpr std::int32_t plain = 0;  ///< a step without flags, and none passed over before it
+    static constexpr std::int32_t before = stream_step::last;  ///< flags / before are those of the step before
+    /// What a plain step is free of. It may be a tile's last, and the second: it is no border, and sees all of its tile.
+    static constexpr std::int32_t not_plain = stream_step::end | stream_step::partial | stream_step::ragged |
+                                              stream_step::first | stream_step::partial / before |
+                                              7 * stream_step::hidden;
     __device__ bool is(std::int32_t flag) const { return (word & flag) != 0; }
-    __device__ std::uint32_t number_before() const {
-      return number - 1 - std::uint32_t(word) / stream_step::hidden % 8;
+    __device__ bool follows_first() const { return is(stream_step::first / before); }
+    __device__ taken follow(taken const& step, std::int32_t passed) const {
+      std::int32_t const flags_before = std::int32_t(std::uint32_t(word) / before % 32);
+      return {(step.word & -before) | passed * stream_step::hidden | flags_before, step.number};
+    }
+    __device__ taken step_before() const {
+      return {std::int32_t(std::uint32_t(word) * before), number - 1 - std::uint32_t(word) / stream_step::hidden % 8};
     }
   };
 
-  /// What a warpgroup holds: scores of two parts, of which one is computed while the softmax of the other is taken; P
-  /// of a part on its way into O; O and the softmax of its tile; and what O is multiplied by where its base was raised.
+  /// K of one step, V of the one before it.
+  struct operands {
+    gpu::wgmma_operand k, v;
+  };
+  /// What a warpgroup holds between two steps: P of a step that is not yet multiplied by V, O and the softmax of its
+  /// tile up to it, what O is multiplied by once the product that adds to it is over, and the operands of the step to
+  /// come, should it be plain.
   struct progress {
-    scores s[2];
-    probabilities p;
+    scores s;
     output o;
-    gpu::row_softmax rows;
+    probabilities p;
+    gpu::row_softmax<E> rows;
     float by[2];
+    operands plain;
   };
 
-  __device__ void consume(int group) {
-    reader at{group};
-    progress x{};
-    std::int32_t word = take(at);
-    if (word & stream_step::end) return;
-    gpu::pin(x.p), gpu::pin(x.o[0]);
-    taken const start{word, at.steps - 1};
-    multiply_queries(x.s[0], keys_of(start, at), 0);
-    gpu::wgmma_wait<0>(x.s[0][0]);
-    release(s_.empty_k[key_ring::stage(start.number)][0]);
+  __device__ void consume() {
+    reader at;
+    progress x;
+    gpu::clear<1, on>(x.o);
+    taken const start = take_step(at, {}, not_there);
+    if (start.is(stream_step::end)) return;
+    multiply_queries(x.s, operands_of(start, start), at);
+    gpu::wgmma_wait<0>(x.s[0]);
+    apply(x.s, start, at);
+    x.rows.start(x.s, p_.scale.factor);
+    x.rows.exponentiate(x.s, p_.scale.factor);
+    gpu::feed_rows<E, n>(x.p, x.s);
+    x.rows.add();
+    release(s_.empty_k[key_ring::stage(start.number)]);
+    if (start.is(stream_step::last)) release_queries(at);
+    std::int32_t word = take(x, at, start, not_there);  // of the step after the one whose P is at hand
     while (true) {
-      while (word == taken::plain) word = advance<true>(x, at, word);
+      while ((word & taken::not_plain) == 0) word = advance<true>(x, at, word);
       if (word & stream_step::end) break;
       word = advance<false>(x, at, word);
     }
-    taken const last{0, taken{word, at.steps - 1}.number_before()};
-    multiply_values(x, last, 1, true);
-    finish_rows(x.rows, last, at, x.by);
-    gpu::wgmma_wait<0>(x.o[0]);
-    scale_rows(x.o, x.by);
-    store(x.o, last, at);
+    finish(x, at, taken{word, at.steps - 1}.step_before());
   }
 
-  /// One step. It finds S of its first part and P of the second part of the step before it, and leaves the same of the
-  /// next step: nothing is under way at its border, since ptxas does not follow products through the head of a loop
-  /// (C7514), and there the least is lost by waiting. Most steps are plain, in the middle of a tile that every row
-  /// sees: for them all that asks for flags is gone at compile time.
+  /// One step of the pipeline: S of the next step and O of this one, the softmax of the next beside O. Most steps are
+  /// plain: for them all that asks for flags is gone at compile time, with some 600 of 3100 cycles of a step.
   template <bool plain>
   __device__ __forceinline__ std::int32_t advance(progress& x, reader& at, std::int32_t word) {
-    taken const step{word, at.steps - 1}, before{0, plain ? step.number - 1 : step.number_before()};
-    bool const opens = !plain && step.is(stream_step::first);
-    bool const border = opens && at.tiles > 0;  // O of another tile is to be stored
-    int const stage = key_ring::stage(step.number);
+    taken const next{word, at.steps - 1}, now = plain ? taken{0, at.steps - 2} : next.step_before();
+    bool const opens = !plain && next.is(stream_step::first);  // O of another tile is to be stored
+    if (!plain) hide_values(now, at);
+    operands const from = plain ? x.plain : operands_of(next, now);
+    gpu::pin(x.p), gpu::pin(x.o[0]);
+    multiply_queries(x.s, from, at);
+    multiply_values(x, from, !next.follows_first());
+    gpu::wgmma_wait<1>(x.s[0]);
+    if (!plain || has_score<F>) apply(x.s, next, at);
+    // Here, since ptxas moves it no further up, and behind the exponentials nothing hides its latency.
+    std::int32_t const seen = plain || size.consumers() == 2 ? look_ahead(at) : not_there;  // 160 registers hold no more
+    if (plain) x.plain = operands_of({0, at.steps}, next);
 
-    multiply_values(x, before, 1, true);
-    await(s_.full_k[stage][1], key_ring::parity(step.number));
-    multiply_queries(x.s[1], keys_of(step, at), 1);
-    if (border) finish_rows(x.rows, before, at, x.by);
-    if (opens) x.rows = {};
-    bool raised = soften<plain>(x, 0, step, at, opens);
-    gpu::wgmma_wait<1>(x.o[0]);
-    if (plain || int(before.number) >= 0) release(s_.empty_v[value_ring::stage(before.number)][1]);
-    if (raised || border) scale_rows(x.o, x.by);
-    if (border) store(x.o, before, at);
-    gpu::feed_rows<E, n>(x.p, x.s[0]);
-
-    if (!plain) hide_values(step, 0, at);
-    multiply_values(x, step, 0, !opens);
-    gpu::wgmma_wait<1>(x.s[1][0]);
-    release(s_.empty_k[stage][1]);
-    if (!plain && step.is(stream_step::last)) release(s_.empty_q[query_ring::stage(at.tiles)]), ++at.tiles;
-    word = take(at);
-    taken const next{word, at.steps - 1};
-    multiply_queries(x.s[0], keys_of(next, at), 0);  // after the last step of all nobody reads it
-    raised = soften<plain>(x, 1, step, at, false);
+    bool const last = next.is(stream_step::last), exact = last && size.query_buffers == 1;
+    int scale = opens;
+    if (exact) release_queries(at);  // the next ones are waited for: this step needs them no more
+    if (opens) finish_rows(x, now), x.rows.start(x.s, p_.scale.factor);
+    else if (exact || (!plain && x.rows.any_without_base())) scale = x.rows.raise(x.s, p_.scale.factor, x.by);
+    gpu::pin(scale);  // else the compiler writes the exponentials once for each way here
+    // Asked before the wait for O: else ptxas moves the exponentials behind it, where no product runs beside them.
+    x.rows.exponentiate(x.s, p_.scale.factor);
+    bool const exceeds = x.rows.exceeds(x.s);
     gpu::wgmma_wait<0>(x.o[0]);
-    gpu::pin(x.s[0][0]);
-    release(s_.empty_v[value_ring::stage(step.number)][0]);
-    release(s_.empty_k[key_ring::stage(next.number)][0]);
-    if (raised) scale_rows(x.o, x.by);
-    gpu::feed_rows<E, n>(x.p, x.s[1]);
-    if (!plain) hide_values(step, 1, at);
-    return word;
+    release(s_.empty_v[value_ring::stage(now.number)]);
+    if (scale) scale_rows(x.o, x.by);
+    if (opens) store(x.o, now);
+    gpu::feed_rows<E, n>(x.p, x.s);
+    if (exceeds && !exact) raise_base(x, next, at);
+    x.rows.add();
+    release(s_.empty_k[key_ring::stage(next.number)]);
+    if (last && !exact) release_queries(at);
+    // A row without a base asks for a step that is not plain.
+    std::int32_t const asks = !plain && x.rows.any_without_base() ? stream_step::ragged : 0;
+    if (plain && (seen & taken::not_plain & -stream_step::hidden) == 0) return ++at.steps, seen & stream_step::last;
+    return take(x, at, next, seen) | asks;
+  }
+  /// The end of the stream: O of the last tile.
+  __device__ __forceinline__ void finish(progress& x, reader const& at, taken const& now) {
+    hide_values(now, at);
+    gpu::pin(x.p), gpu::pin(x.o[0]);
+    multiply_values(x, operands_of(now, now), !now.is(stream_step::first));
+    finish_rows(x, now);
+    gpu::wgmma_wait<0>(x.o[0]);
+    scale_rows(x.o, x.by);
+    store(x.o, now);
   }
 
-  /// S of a part becomes P. True where O has to be multiplied by `by` before it takes up more, which it has not where
-  /// its tile `opens`.
-  template <bool plain>
-  __device__ __forceinline__ bool soften(progress& x, int half, taken const& step, reader const& at, bool opens) const {
-    scores& s = x.s[half];
-    if (!plain || has_score<F>) apply(s, half, step, at);
+  /// P grew past its bound, or is NaN: S once more, from which every row of this warp gets its base anew. By mma.sync,
+  /// since the other warps of the warpgroup go on.
+  __device__ __forceinline__ void raise_base(progress& x, taken const& step, reader const& at) const {
+    scores_of_warp(x.s, step, at);
+    apply(x.s, step, at);
     float down[2];
-    bool const raised = x.rows.raise(s, p_.scale.factor, down) && !opens;
-    if (raised) x.by[0] = down[0], x.by[1] = down[1];
-    x.rows.exponentiate(s, p_.scale.factor);
-    return raised;
+    if (x.rows.raise(x.s, p_.scale.factor, down)) scale_rows(x.o, down);
+    x.rows.exponentiate(x.s, p_.scale.factor);
+    gpu::feed_rows<E, n>(x.p, x.s);
+  }
+  /// S = Q K^T, the 16 rows of this warp.
+  __device__ __forceinline__ void scores_of_warp(scores& s, taken const& step, reader const& at) const {
+    query_tile const q = queries(query_ring::stage(at.tiles), at.group());
+    key_tile const k = k_.stage(key_ring::stage(step.number));
+    int const lane = gpu::lane_index_anew();
+    gpu::clear<1, n>(s);
+#pragma unroll 1
+    for (int c = 0; c < d; c += 16) {
+      std::uint32_t a[4], b[4];
+      gpu::ldmatrix(a, q.chunk(at.row() % 64 + lane % 16, c / 8 + lane / 16));
+#pragma unroll
+      for (int j = 0; j < n; j += 2) {
+        gpu::ldmatrix(b, k.chunk(8 * j + lane % 8 + lane / 16 * 8, c / 8 + lane / 8 % 2));
+        gpu::mma_m16n8k16(E{}, s[0][j].x, a, b[0], b[1]);
+        gpu::mma_m16n8k16(E{}, s[0][j + 1].x, a, b[2], b[3]);
+      }
+    }
   }
 
-  /// Q and K of a step.
-  struct operands {
-    gpu::wgmma_operand q, k;
-  };
-  __device__ __forceinline__ operands keys_of(taken const& step, reader const& r) const {
-    return {q_.stage(query_ring::stage(r.tiles)).rows_from(64 * r.group).of_warp(),
-            k_.stage(2 * key_ring::stage(step.number)).rows_from(0).of_warp()};
+  __device__ __forceinline__ operands operands_of(taken const& step, taken const& before) const {
+    return {k_.stage(key_ring::stage(step.number)).rows_from(0), v_.stage(value_ring::stage(before.number)).all_columns()};
   }
-  /// S = Q K^T of a part
-  static __device__ __forceinline__ void multiply_queries(scores& s, operands const& from, int half) {
-    auto const k = [&](int c) { return from.k + (half * key_part::bytes + key_part::column_offset(c)); };
+  /// S = Q K^T
+  __device__ __forceinline__ void multiply_queries(scores& s, operands const& from, reader const& r) const {
+    gpu::wgmma_operand const q = queries(query_ring::stage(r.tiles), r.group()).rows_from(0).of_warp(),
+                             k = from.k.of_warp();
     gpu::wgmma_fence();
-    gpu::wgmma_anew<E, true>(s[0], from.q + 0, k(0));
 #pragma unroll
-    for (int c = 16; c < d; c += 16) gpu::wgmma<E, true>(s[0], from.q + query_tile::column_offset(c), k(c), true);
+    for (int c = 0; c < d; c += 16)
+      gpu::wgmma<E, true>(s[0], q + query_tile::column_offset(c), k + key_tile::column_offset(c), c != 0);
     gpu::wgmma_commit();
   }
-  /// O (+)= P V of a part
-  __device__ __forceinline__ void multiply_values(progress& x, taken const& step, int half, bool add) {
-    int const stage = value_ring::stage(step.number);
-    gpu::wgmma_operand const v = v_.stage(2 * stage + half).all_columns().of_warp();
-    if (int(step.number) >= 0) await(s_.full_v[stage][half], value_ring::parity(step.number));
-    gpu::pin(x.p), gpu::pin(x.o[0]);
+  /// O (+)= P V
+  static __device__ __forceinline__ void multiply_values(progress& x, operands const& from, bool add) {
+    gpu::wgmma_operand const v = from.v.of_warp();
     gpu::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < n / 2; ++i)
-      gpu::wgmma<E, false>(x.o[0], x.p[i], v + key_part::row_offset(16 * i), i != 0 || add);
+      gpu::wgmma<E, false>(x.o[0], x.p[i], v + key_tile::row_offset(16 * i), i != 0 || add);
     gpu::wgmma_commit();
   }
   /// V's rows of keys that no query of the tile sees become zeros before they meet P.
-  __device__ __forceinline__ void hide_values(taken const& step, int half, reader const& r) {
-    if (!has_mask<F> || !step.is(stream_step::partial)) return;
-    int const stage = value_ring::stage(step.number);
-    await(s_.full_v[stage][half], value_ring::parity(step.number));
-    zero_hidden_keys(v_.stage(2 * stage + half), part_of(tile_of(step), half), 1 + r.group);
+  __device__ __forceinline__ void hide_values(taken const& step, reader const& r) {
+    if (has_mask<F> && step.is(stream_step::partial))
+      zero_hidden_keys(v_.stage(value_ring::stage(step.number)), tile_of(step), 1 + r.group());
   }
 
   static __device__ __forceinline__ void await(std::uint64_t& full, std::uint32_t parity) {
@@ -422,28 +464,51 @@ class forward_kernel {
   static __device__ __forceinline__ void release(std::uint64_t& empty) {
     if (leads()) gpu::mbarrier_arrive(at(empty));
   }
+  __device__ __forceinline__ void release_queries(reader& r) {
+    release(s_.empty_q[query_ring::stage(r.tiles++)][r.group()]);
+  }
 
+  static constexpr std::int32_t not_there = -1;
+
+  /// The next step of the stream where its keys and the values before them are there already; asked before work that
+  /// hides the answer's latency.
+  __device__ __forceinline__ std::int32_t look_ahead(reader const& r) const {
+    bool const keys = gpu::mbarrier_test(at(s_.full_k[key_ring::stage(r.steps)]), key_ring::parity(r.steps));
+    bool const values =
+        gpu::mbarrier_test(at(s_.full_v[value_ring::stage(r.steps - 1)]), value_ring::parity(r.steps - 1));
+    std::int32_t const word = word_of(r.steps);
+    return __all_sync(0xffffffffu, keys && values) ? word : not_there;
+  }
+  /// Takes the step after `step`, and waits for V of that one.
+  __device__ __forceinline__ std::int32_t take(progress& x, reader& r, taken const& step, std::int32_t seen) {
+    taken const next = take_step(r, step, seen);
+    if (seen == not_there) await(s_.full_v[value_ring::stage(step.number)], value_ring::parity(step.number));
+    x.plain = operands_of(next, step);
+    return next.word;
+  }
   /// Waits for the next step that this warpgroup sees, and for its queries where it is the first of a tile. The buffers
   /// of the others are given back unread, once they are full, since until then the barrier counts for the tile before
   /// them in that buffer. That one is behind us as long as fewer steps than V has buffers are passed over.
-  __device__ __forceinline__ std::int32_t take(reader& r) {
+  __device__ __forceinline__ taken take_step(reader& r, taken const& before, std::int32_t seen) {
     std::int32_t opened = 0;
     for (std::int32_t passed = 0;; ++passed) {
-      std::uint32_t const number = r.steps++;
-      int const key_stage = key_ring::stage(number), value_stage = value_ring::stage(number);
-      await(s_.full_k[key_stage][0], key_ring::parity(number));
-      std::int32_t const word = word_of(number) | opened;
-      if (!(word & stream_step::hidden_from(r.group))) {
-        if (word & stream_step::first) await(s_.full_q[query_ring::stage(r.tiles)], query_ring::parity(r.tiles));
-        return (word & -stream_step::last) | passed * stream_step::hidden;
+      taken step{seen, r.steps++};
+      int const key_stage = key_ring::stage(step.number), value_stage = value_ring::stage(step.number);
+      if (seen == not_there) {
+        await(s_.full_k[key_stage], key_ring::parity(step.number));
+        step.word = word_of(step.number);
       }
-      opened = word & stream_step::first;
-      for (int half = 0; half < 2; ++half) {
-        await(s_.full_k[key_stage][half], key_ring::parity(number));
-        release(s_.empty_k[key_stage][half]);
-        await(s_.full_v[value_stage][half], value_ring::parity(number));
-        release(s_.empty_v[value_stage][half]);
+      step.word |= opened;
+      if (!step.is(stream_step::hidden_from(r.group()))) {
+        if (step.is(stream_step::first))
+          await(s_.full_q[query_ring::stage(r.tiles)][r.group()], query_ring::parity(r.tiles));
+        return before.follow(step, passed);
       }
+      opened = step.word & stream_step::first;
+      seen = not_there;
+      release(s_.empty_k[key_stage]);
+      await(s_.full_v[value_stage], value_ring::parity(step.number));
+      release(s_.empty_v[value_stage]);
     }
   }
   __device__ __forceinline__ std::int32_t word_of(std::uint32_t number) const {
@@ -454,22 +519,18 @@ class forward_kernel {
     stream_step const step = s_.step[step_ring::stage(t.number)];
     return p_.tiles.tile(step.batch, step.head, step.i, step.j());
   }
-  static __device__ __forceinline__ block part_of(block t, int half) {
-    t.k_begin += half * part;
-    t.k_end = t.k_end < t.k_begin + part ? t.k_end : t.k_begin + part;
-    return t;
-  }
-  __device__ __forceinline__ void apply(scores& s, int half, taken const& step, reader const& r) const {
+  __device__ __forceinline__ void apply(scores& s, taken const& step, reader const& r) const {
     if (!has_score<F> && p_.scale.before == 1.f && !step.is(stream_step::partial | stream_step::ragged)) return;
     constexpr bool one_path = size.consumers() == 3 && !has_score<F>;  // 160 registers do not hold what two need
-    gpu::apply_variant<gpu::rows_are::queries>(s, no_raw, p_.f, part_of(tile_of(step), half), r.row(),
+    gpu::apply_variant<gpu::rows_are::queries>(s, no_raw, p_.f, tile_of(step), r.row(),
                                                step.is(stream_step::partial) ? cover::partial : cover::full,
                                                one_path || step.is(stream_step::ragged), p_.scale);
   }
 
   /// P is 0 where a key is hidden, but 0 times NaN is not: such rows of V become zeros. Every warpgroup does it by
   /// itself, for the rows of the whole query tile, so that all write the same.
-  __device__ __forceinline__ void zero_hidden_keys(key_part v, block const& t, int barrier) const {
+  __device__ __forceinline__ void zero_hidden_keys(key_tile v, block const& t, int barrier) const {
+    static_assert(size.columns <= 128, "a thread for each key");
     int const key = int(threadIdx.x % 128);
     bool const hidden = key < t.k_end - t.k_begin && is_hidden(t, t.k_begin + key);
     if (!gpu::warpgroup_any(barrier, hidden)) return;
@@ -495,33 +556,36 @@ class forward_kernel {
 
   /// The problem, hidden from the optimiser: what is read of it once a tile is not held in registers through the loop.
   __device__ problem const& problem_anew() const {
-    problem const* p = &p_;
-    asm volatile("" : "+l"(p));
-    return *p;
+    int zero;
+    asm volatile("mov.u32 %0, 0;" : "=r"(zero));
+    return (&p_)[zero];
   }
-  /// LSE = m + log l, and `by` = 1 / l for O; a sink joins as one more key of value zero.
-  __device__ __forceinline__ void finish_rows(gpu::row_softmax const& rows, taken const& step, reader const& r,
-                                              float (&by)[2]) const {
+  /// LSE = b + log l, and what O is multiplied by, 1 / l; a sink joins as one more key of value zero.
+  __device__ __forceinline__ void finish_rows(progress& x, taken const& step) const {
     block const t = tile_of(step);
     view<float> const& lse = problem_anew().lse;
-    int const lane = gpu::lane_index_anew();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      std::int32_t const q = t.q_begin + r.row() + 8 * half + lane / 4;
-      float l = gpu::row_sum(rows.sum[half]), max = rows.maximum[half] * p_.scale.factor;
-      by[half] = l == 0.f ? 0.f : 1.f;
+      std::int32_t const q = t.q_begin + own_row(half);
+      float l = gpu::row_sum(x.rows.sum[half]), base = x.rows.base[half];
+      x.by[half] = l == 0.f ? 0.f : 1.f;
       if constexpr (has_sink<F>)
-        if (q < t.q_end) by[half] *= softmax::add_sink(p_.f(lanewise::row{t.batch, t.head, q}), max, l);
-      by[half] *= softmax::inverse_of(l);
-      if (lse && q < t.q_end && lane % 4 == 0) *lse.row(t.batch, q, t.head) = softmax::lse_of(max, l, C.empty_lse);
+        if (q < t.q_end) x.by[half] *= softmax::add_sink(p_.f(lanewise::row{t.batch, t.head, q}), base, l);
+      x.by[half] *= softmax::inverse_of(l);
+      if (lse && q < t.q_end && gpu::lane_index_anew() % 4 == 0)
+        *lse.row(t.batch, q, t.head) = softmax::lse_of(base, l, C.empty_lse);
     }
   }
-  __device__ __forceinline__ void store(output const& o, taken const& step, reader const& r) const {
+  __device__ __forceinline__ void store(output const& o, taken const& step) const {
     block const t = tile_of(step);
     view<E> const& to = problem_anew().o;
     constexpr float finished[1][2] = {{1.f, 1.f}};
     gpu::store_rows<d, E>({to.row(t.batch, t.q_begin, t.head), to.stride.sequence, t.q_end - t.q_begin, true, false},
-                          r.row(), o, finished);
+                          reader::row(), o, finished);
+  }
+  /// Row of the query tile that this lane holds a half of.
+  static __device__ __forceinline__ int own_row(int half) {
+    return reader::row() + gpu::lane_index_anew() / 4 + 8 * half;
   }
 
   static constexpr scores* no_raw = nullptr;
@@ -529,7 +593,7 @@ class forward_kernel {
   problem const& p_;
   signals& s_;
   query_tile q_;
-  key_part k_, v_;  ///< two to a tile
+  key_tile k_, v_;
 };
 
 }  // namespace lanewise::sm90

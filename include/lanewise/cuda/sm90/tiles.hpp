@@ -46,12 +46,15 @@ constexpr forward_shape forward_tile() {
   constexpr int producer = reads ? 56 : 40;
   forward_shape t{};
   // clang-format off
-  if (slabs == 1 && !heavy && sizeof(F) <= 4) t = {192, 128, 2, 4, 4, 32};    // 64 + 16 + 32 of 160; 2 x 24 + 8 x 16 = 176 KiB
-  else if (slabs == 1) t = {128, 128, 2, 4, 4, producer};   // 64 + 16 + 32 of 224; 2 x 16 + 8 x 16 = 160 KiB
-  else if (slabs == 2) t = {128, 128, 2, 2, 2, producer};   // 64 + 16 + 64; 2 x 32 + 4 x 32 = 192 KiB
-  else if (slabs == 3) t = {128, 128, 1, 2, 1, producer};   // 64 + 16 + 96; 48 + 3 x 48 = 192 KiB
-  else if (heavy) t = {128, 64, 1, 2, 2, producer};         // 32 + 8 + 128; 64 + 4 x 32 = 192 KiB
-  else t = {128, 96, 1, 2, 1, producer};                    // 48 + 12 + 128; 64 + 3 x 48 = 208 KiB
+  if (slabs == 1 && !heavy && sizeof(F) <= 4) t = {192, 128, 2, 4, 4, 32};    // 64 + 32 + 32 of 160; 2 x 24 + 8 x 16 = 176 KiB
+  else if (slabs == 1) t = {128, 128, 2, 4, 4, producer};   // 64 + 32 + 32 of 224; 2 x 16 + 8 x 16 = 160 KiB
+  else if (slabs == 2 && !heavy && sizeof(F) <= 4) t = {192, 80, 1, 4, 4, 32};  // 40 + 20 + 64 of 160; 48 + 8 x 20 = 208 KiB
+  else if (slabs == 2 && reads) t = {128, 112, 2, 2, 3, producer};  // 56 + 28 + 64; 2 x 32 + 5 x 28 = 204 KiB
+  else if (slabs == 2) t = {128, 128, 2, 2, 3, producer};   // 64 + 32 + 64; 2 x 32 + 5 x 32 = 224 KiB
+  else if (slabs == 3 && heavy) t = {128, 80, 1, 2, 3, producer};  // 40 + 20 + 96; 48 + 5 x 30 = 198 KiB
+  else if (slabs == 3) t = {128, 112, 1, 2, 2, producer};   // 56 + 28 + 96; 48 + 4 x 42 = 216 KiB
+  else if (heavy) t = {128, 32, 1, 2, 4, producer};         // 16 + 8 + 128; 64 + 6 x 16 = 160 KiB
+  else t = {128, 80, 1, 2, 2, producer};                    // 40 + 20 + 128; 64 + 4 x 40 = 224 KiB
   // clang-format on
   tile const asked = T.sm90_forward;
   if (asked.block_q) t.rows = asked.block_q, t.producer_registers = t.consumers() == 2 ? producer : 32;

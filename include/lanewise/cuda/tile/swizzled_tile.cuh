@@ -57,6 +57,11 @@ struct swizzled_tile {
   __device__ swizzled_tile stage(int index) const { return {base + std::uint32_t(index * bytes)}; }
   __device__ std::uint32_t slab(int index) const { return base + std::uint32_t(index * slab_bytes); }
 
+  /// Shared address of eight (16-bit) columns of a row, the chunk-th of it.
+  __device__ std::uint32_t chunk(int row, int chunk) const {
+    constexpr int chunks = span / 16;
+    return slab(chunk / chunks) + std::uint32_t(row * span + (chunk ^ row / (128 / span)) % chunks * 16);
+  }
   /// K-major operand of the rows from `row` (a multiple of 8) on; its columns k ... k + 15 are `column_offset(k)`
   /// further. Eight rows are a stride; the leading offset is not read.
   __device__ wgmma_operand rows_from(int row) const { return {base + std::uint32_t(row * span), 16, 8 * span, span}; }

@@ -3,63 +3,92 @@
 // to by the tensor cores meanwhile, so that its rescaling is only asked for here.
 #pragma once
 
+#include <type_traits>
+
 #include "softmax.cuh"
 
 namespace lanewise::gpu {
 
-/// m (before the factor) and this lane's share of l.
+/// The base b of each row in log2 units and this lane's share of l, where P = 2^(factor s - b). A base is `room` above
+/// the largest score of the tile that set it, and stays until some P has grown to 2: then the highest bit of its
+/// exponent is set, and one `or` over all P, two more numbers an instruction, finds it beside the exponentials. The
+/// maximum that the textbook takes stands before the first exponential: 11 % of a step at head dim 128.
+template <class E>
 struct row_softmax {
-  float maximum[2] = {-infinity, -infinity}, sum[2] = {0.f, 0.f};
-  /// As in running_softmax: the base is raised only when some row of the warp would exceed 2^8 times it.
-  static constexpr float slack = 8.f;
+  float base[2] = {-infinity, -infinity}, sum[2] = {0.f, 0.f};
+  float added[2];  ///< of the tile at hand
+  /// bf16 has the range of f32. f16 ends at 2^-24: 2^-21 of the largest P is then its least step.
+  static constexpr float room = std::is_same_v<E, f16> ? 3.f : 7.f;
 
-  /// Takes a tile's scores into the maximum. True where the base was raised: `down` is what the sum was and O is to be
-  /// multiplied by. Most tiles raise nothing, which a vote on what each lane holds of its rows already tells. Eight
-  /// chains, since one is a latency of some six cycles a step.
+  /// True where some row of the warp has not seen a key yet.
+  __device__ __forceinline__ bool any_without_base() const {
+    return __any_sync(0xffffffffu, base[0] == -infinity || base[1] == -infinity);
+  }
+  /// The bases of a tile of queries, by its first tile of keys.
+  template <int n>
+  __device__ __forceinline__ void start(accumulators<1, n> const& s, float factor) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      base[half] = row_max(largest_of(s, half)) * factor + room, sum[half] = 0.f;
+  }
+  /// Sets the bases anew where some P of the warp would be more than 2, or a row has none. True where it did: `down` is
+  /// what l was and O is to be multiplied by.
   template <int n>
   __device__ __forceinline__ bool raise(accumulators<1, n> const& s, float factor, float (&down)[2]) {
-    float raised[2];
-    bool above = false;
+    float const largest[2] = {largest_of(s, 0) * factor, largest_of(s, 1) * factor};
+    if (!__any_sync(0xffffffffu, largest[0] > base[0] + 1.f || largest[1] > base[1] + 1.f)) return false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float x[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = s[0][i / 2].x[2 * half + i % 2];
-#pragma unroll
-      for (int j = 2; j < n; ++j)
-#pragma unroll
-        for (int c = 0; c < 2; ++c) x[2 * (j % 2) + c] = fmaxf(x[2 * (j % 2) + c], s[0][j].x[2 * half + c]);
-      raised[half] = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
-      above |= (raised[half] - maximum[half]) * factor > slack;  // false where both are -infinity
-    }
-    if (!__any_sync(0xffffffffu, above)) return false;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      raised[half] = fmaxf(maximum[half], row_max(raised[half]));
-      down[half] = exp2_approximate((maximum[half] - softmax::base_of(raised[half])) * factor);
-      maximum[half] = raised[half];
+      float const raised = fmaxf(base[half], row_max(largest[half]) + room);
+      down[half] = exp2_approximate(base[half] - softmax::base_of(raised));
+      base[half] = raised;
       sum[half] *= down[half];
     }
     return true;
   }
-
-  /// S becomes P = 2^(factor s - base) and is added to the sum.
+  /// S becomes P.
   template <int n>
   __device__ __forceinline__ void exponentiate(accumulators<1, n>& s, float factor) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float const base = softmax::base_of(maximum[half]) * factor;
+      float const b = softmax::base_of(base[half]);
       float part[2] = {};
 #pragma unroll
       for (int j = 0; j < n; ++j)
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           float& x = s[0][j].x[2 * half + c];
-          x = exp2_approximate(fmaf(x, factor, -base));
+          x = exp2_approximate(fmaf(x, factor, -b));
           part[c] += x;
         }
-      sum[half] += part[0] + part[1];
+      added[half] = part[0] + part[1];
     }
+  }
+  /// Some P of the warp is 2 or more, or NaN.
+  template <int n>
+  static __device__ __forceinline__ bool exceeds(accumulators<1, n> const& p) {
+    std::uint32_t all = 0;
+#pragma unroll
+    for (int j = 0; j < n; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) all |= __float_as_uint(p[0][j].x[e]);
+    return __any_sync(0xffffffffu, (all & 0x40000000u) != 0);
+  }
+  /// Takes P into l, once it is known not to exceed its bound.
+  __device__ __forceinline__ void add() { sum[0] += added[0], sum[1] += added[1]; }
+
+ private:
+  /// Of what this lane holds of a row; in four chains, since one is a latency of some six cycles a step.
+  template <int n>
+  static __device__ __forceinline__ float largest_of(accumulators<1, n> const& s, int half) {
+    float x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = s[0][i / 2].x[2 * half + i % 2];
+#pragma unroll
+    for (int j = 2; j < n; ++j)
+#pragma unroll
+      for (int c = 0; c < 2; ++c) x[2 * (j % 2) + c] = fmaxf(x[2 * (j % 2) + c], s[0][j].x[2 * half + c]);
+    return fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
   }
 };
 
