@@ -53,21 +53,9 @@ class dit_run {
 
     double const share = v.loss / v.linear;
     bool const learned = share < learned_share;
-    nlohmann::ordered_json const summary{{"validation_loss", v.loss},
-                                         {"linear_predictor", v.linear},
-                                         {"share", share},
-                                         {"learned", learned},
-                                         {"steps", settings_.steps},
-                                         {"seconds", times.seconds},
-                                         {"processor_seconds", times.processor_seconds},
-                                         {"tokens_per_second", times.tokens_per_second},
-                                         {"threads", settings_.threads},
-                                         {"attention", trainer_.attention_kernels()},
-                                         {"plan_bytes", trainer_.plan().peak()}};
-    directory_.write("summary.json", summary.dump(2) + "\n");
-    std::printf("trained %lld steps in %.1f s, %.0f tokens/s, %lld threads; files are in %s\n",
-                static_cast<long long>(times.steps), times.seconds, times.tokens_per_second,
-                static_cast<long long>(settings_.threads), directory_.path().c_str());
+    loop_.write_summary(
+        {{"validation_loss", v.loss}, {"linear_predictor", v.linear}, {"share", share}, {"learned", learned}}, times,
+        trainer_.attention_kernels(), trainer_.plan().peak());
     std::printf("validation loss %.4f, best per-channel linear predictor %.4f: %.3f of it\n", v.loss, v.linear, share);
     std::printf("verdict: learned=%s (below %.1f of the linear predictor is asked for)\n", learned ? "yes" : "no",
                 learned_share);

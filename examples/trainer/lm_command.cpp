@@ -102,21 +102,9 @@ class lm_run {
 
     double const margin = bigram_ - validation;
     bool const learned = margin >= learned_margin;
-    nlohmann::ordered_json const summary{{"bigram", bigram_},
-                                         {"validation_loss", validation},
-                                         {"margin", margin},
-                                         {"learned", learned},
-                                         {"steps", settings_.steps},
-                                         {"seconds", times.seconds},
-                                         {"processor_seconds", times.processor_seconds},
-                                         {"tokens_per_second", times.tokens_per_second},
-                                         {"threads", settings_.threads},
-                                         {"attention", trainer_.attention_kernels()},
-                                         {"plan_bytes", trainer_.plan().peak()}};
-    directory_.write("summary.json", summary.dump(2) + "\n");
-    std::printf("trained %lld steps in %.1f s, %.0f tokens/s, %lld threads; files are in %s\n",
-                static_cast<long long>(times.steps), times.seconds, times.tokens_per_second,
-                static_cast<long long>(settings_.threads), directory_.path().c_str());
+    loop_.write_summary(
+        {{"bigram", bigram_}, {"validation_loss", validation}, {"margin", margin}, {"learned", learned}}, times,
+        trainer_.attention_kernels(), trainer_.plan().peak());
     std::printf("validation loss %.4f, add-one bigram %.4f nats per byte: %.4f %s\n", validation, bigram_,
                 std::abs(margin), margin >= 0 ? "below" : "above");
     std::printf("verdict: learned=%s (at least %.1f below the bigram is asked for)\n", learned ? "yes" : "no",

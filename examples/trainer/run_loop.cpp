@@ -107,4 +107,19 @@ void run_loop::show_curve(double yardstick, curve_words const& words, std::strin
   std::printf("\n%s\n", curve.terminal(72, 16, terminal_is_plain()).c_str());
 }
 
+void run_loop::write_summary(nlohmann::ordered_json verdict, run_times const& times, std::string const& attention,
+                             std::size_t plan_bytes) const {
+  verdict.update(nlohmann::ordered_json{{"steps", settings_.steps},
+                                        {"seconds", times.seconds},
+                                        {"processor_seconds", times.processor_seconds},
+                                        {"tokens_per_second", times.tokens_per_second},
+                                        {"threads", settings_.threads},
+                                        {"attention", attention},
+                                        {"plan_bytes", plan_bytes}});
+  directory_.write("summary.json", verdict.dump(2) + "\n");
+  std::printf("trained %lld steps in %.1f s, %.0f tokens/s, %lld threads; files are in %s\n",
+              static_cast<long long>(times.steps), times.seconds, times.tokens_per_second,
+              static_cast<long long>(settings_.threads), directory_.path().c_str());
+}
+
 }  // namespace trainer

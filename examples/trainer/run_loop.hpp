@@ -37,6 +37,9 @@ class run_loop {
   void save();
   /// Writes loss.svg and prints the curve.
   void show_curve(double yardstick, curve_words const& words, std::string const& title) const;
+  /// Writes summary.json, the verdict first and then what every run ends with, and prints what the steps took.
+  void write_summary(nlohmann::ordered_json verdict, run_times const& times, std::string const& attention,
+                     std::size_t plan_bytes) const;
 
  private:
   void log(std::string const& line);

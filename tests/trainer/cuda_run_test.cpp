@@ -8,6 +8,7 @@
 #include "counting_text.hpp"
 #include "error.hpp"
 #include "lm_trainer.hpp"
+#include "started_run.hpp"
 #include "support.hpp"
 #include "trained_base.hpp"
 #include "twin.hpp"
@@ -30,20 +31,8 @@ lm_settings settings(std::string const& device, std::vector<std::string> const& 
   return resolve(o);
 }
 
-struct run {
-  lm_settings s;
-  std::unique_ptr<device> on;
-  lm_trainer trainer;
-  explicit run(lm_settings const& s, text_data const& data = counting())
-      : s(s), on(device_of(s)), trainer(s, data, *on, {std::size_t(1) << 33, 0}) {
-    trainer.start();
-  }
-  std::vector<double> steps(std::int64_t from, std::int64_t to) {
-    std::vector<double> losses;
-    for (std::int64_t t = from; t <= to; ++t) losses.push_back(trainer.step(t).loss);
-    return losses;
-  }
-  std::vector<float> weights() const { return trainer.get(state_array::weights); }
+struct run : test::started_run<lm_settings, lm_trainer> {
+  explicit run(lm_settings const& s, text_data const& data = counting()) : started_run(s, data) {}
 };
 
 std::size_t free_bytes() {

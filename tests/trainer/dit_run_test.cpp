@@ -4,6 +4,7 @@
 #include "checkpoint.hpp"
 #include "dit_trainer.hpp"
 #include "sounds.hpp"
+#include "started_run.hpp"
 #include "support.hpp"
 
 using namespace trainer;
@@ -30,22 +31,8 @@ dit_settings settings(std::vector<std::string> const& more = {}) {
   return s;
 }
 
-constexpr memory_budget plenty{std::size_t(1) << 32, 0};
-
-struct run {
-  dit_settings s;
-  std::unique_ptr<device> on;
-  dit_trainer trainer;
-  explicit run(std::vector<std::string> const& more = {})
-      : s(settings(more)), on(device_of(s)), trainer(s, tones(), *on, plenty) {
-    trainer.start();
-  }
-  std::vector<double> steps(std::int64_t from, std::int64_t to) {
-    std::vector<double> losses;
-    for (std::int64_t t = from; t <= to; ++t) losses.push_back(trainer.step(t).loss);
-    return losses;
-  }
-  std::vector<float> weights() const { return trainer.get(state_array::weights); }
+struct run : test::started_run<dit_settings, dit_trainer> {
+  explicit run(std::vector<std::string> const& more = {}) : started_run(settings(more), tones()) {}
 };
 
 }  // namespace
@@ -232,10 +219,7 @@ TEST_CASE("the plan is refused exactly when it is larger than free less reserve,
   CHECK(has(error, "these would fit: --batch 2 --accumulate 2 ("));
   CHECK(has(error, "--ckpt 2 ("));
   CHECK(has(error, "--crop-max "));
-  CHECK(has(error_of([&] {
-              dit_trainer(s, tones(), *on, {1000, 0});
-            }),
-            "; not even all of them would fit"));
+  CHECK(has(error_of([&] { dit_trainer(s, tones(), *on, {1000, 0}); }), "; not even all of them would fit"));
 }
 
 TEST_CASE("a weight that is not finite ends the run by name") {

@@ -4,6 +4,7 @@
 #include "counting_text.hpp"
 #include "error.hpp"
 #include "model_files.hpp"
+#include "started_run.hpp"
 #include "support.hpp"
 #include "trained_base.hpp"
 
@@ -11,8 +12,6 @@ using namespace trainer;
 using test::error_of, test::has, test::scratch;
 
 namespace {
-
-constexpr memory_budget plenty{std::size_t(1) << 32, 0};
 
 text_data const& words() {
   static text_data const data = test::counting_text(260, 20000);
@@ -27,20 +26,9 @@ lm_settings settings(std::vector<std::string> const& more) {
   return resolve(o);
 }
 
-struct run {
-  lm_settings s;
-  std::unique_ptr<device> on;
-  lm_trainer trainer;
+struct run : test::started_run<lm_settings, lm_trainer> {
   explicit run(std::vector<std::string> const& options, text_data const& data = words())
-      : s(settings(options)), on(device_of(s)), trainer(s, data, *on, plenty) {
-    trainer.start();
-  }
-  std::vector<double> steps(std::int64_t from, std::int64_t to) {
-    std::vector<double> losses;
-    for (std::int64_t t = from; t <= to; ++t) losses.push_back(trainer.step(t).loss);
-    return losses;
-  }
-  std::vector<float> weights() const { return trainer.get(state_array::weights); }
+      : started_run(settings(options), data) {}
 };
 
 /// Options that adapt a trained model of bytes, made once; `more` follow.

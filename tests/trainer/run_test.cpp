@@ -6,6 +6,7 @@
 #include "error.hpp"
 #include "loss_curve.hpp"
 #include "model_files.hpp"
+#include "started_run.hpp"
 #include "support.hpp"
 
 using namespace trainer;
@@ -26,22 +27,8 @@ lm_settings settings(std::vector<std::string> const& more = {}) {
   return resolve(o);
 }
 
-constexpr memory_budget plenty{std::size_t(1) << 32, 0};
-
-struct run {
-  lm_settings s;
-  std::unique_ptr<device> on;
-  lm_trainer trainer;
-  explicit run(lm_settings const& s, text_data const& data = counting())
-      : s(s), on(device_of(s)), trainer(s, data, *on, plenty) {
-    trainer.start();
-  }
-  std::vector<double> steps(std::int64_t from, std::int64_t to) {
-    std::vector<double> losses;
-    for (std::int64_t t = from; t <= to; ++t) losses.push_back(trainer.step(t).loss);
-    return losses;
-  }
-  std::vector<float> weights() const { return trainer.get(state_array::weights); }
+struct run : test::started_run<lm_settings, lm_trainer> {
+  explicit run(lm_settings const& s, text_data const& data = counting()) : started_run(s, data) {}
   void set_weight(std::size_t i, float value) {
     std::vector<float> w = weights();
     w[i] = value;

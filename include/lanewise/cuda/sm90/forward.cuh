@@ -1,11 +1,11 @@
 // Flash attention forward on wgmma and TMA (Shah et al. 2024, algorithms 1 and 2), sm_90a.
 //
-// A block stays on its multiprocessor and walks the query tiles that the schedule gives it. One warp copies: it says
-// which key tile comes next and starts its transfer. Two or three warpgroups compute, 64 query rows each:
+// A block stays on its multiprocessor and walks the query tiles that the schedule gives it. A warp each
+// copies Q, K and V; that of K says which key tile comes next. Two or three warpgroups compute, 64 query rows each:
 //   S = Q K^T,  P = 2^(S - b),  l = l + rowsum(P),  O = O + P V
 // While the softmax of a key tile is computed, O += P V of the tile before it runs. The base b of a row is set from the
-// maximum of the first key tile that it sees and kept; only where some P grows past a bound, which a few bits of the
-// rounded P tell, it is set anew and l and O are scaled (tile/wgmma_softmax.cuh). The key tiles of all query tiles form
+// maximum of the first key tile that it sees and kept; only where some P grows past a bound, which one bit of each
+// P tells, it is set anew and l and O are scaled (tile/wgmma_softmax.cuh). The key tiles of all query tiles form
 // one stream, so that this holds across the border of query tiles too and the matrix units find work while a finished
 // tile is scaled and stored.
 #pragma once
@@ -27,7 +27,7 @@
 
 namespace lanewise::sm90 {
 
-/// One step of the stream as the copying warp announces it.
+/// One step of the stream as the warp that copies K announces it.
 struct stream_step {
   std::int32_t word, i, head, batch;  ///< key tile and flags; query tile; query head
   static constexpr std::int32_t end = 1 << 30, partial = 1 << 29, ragged = 1 << 28, first = 1 << 27, last = 1 << 26,
@@ -55,7 +55,7 @@ class forward_kernel {
   using value_ring = gpu::ring<size.value_buffers>;
   /// A step is still asked for while the next one is in use and the one after it is taken, with hidden steps between.
   using step_ring = gpu::ring<16>;
-  static constexpr int most_hidden = size.value_buffers - 1;  ///< steps in a row; take_keys says why
+  static constexpr int most_hidden = size.value_buffers - 1;  ///< steps in a row; take_step says why
   static_assert(2 * size.value_buffers + size.key_buffers + 1 <= step_ring::size);
 
  public:
