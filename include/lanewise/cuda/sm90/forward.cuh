@@ -1,11 +1,11 @@
 // Flash attention forward on wgmma and TMA (Shah et al. 2024, algorithms 1 and 2), sm_90a.
 //
-// A block stays on its multiprocessor and walks the query tiles that the schedule gives it. A warp each
-// copies Q, K and V; that of K says which key tile comes next. Two or three warpgroups compute, 64 query rows each:
+// A block stays on its multiprocessor and walks the query tiles that the schedule gives it. One warp copies: it says
+// which key tile comes next and starts its transfer. Two or three warpgroups compute, 64 query rows each:
 //   S = Q K^T,  P = 2^(S - b),  l = l + rowsum(P),  O = O + P V
 // While the softmax of a key tile is computed, O += P V of the tile before it runs. The base b of a row is set from the
 // maximum of the first key tile that it sees and kept; only where some P grows past a bound, which one bit of each
-// P tells, it is set anew and l and O are scaled (tile/wgmma_softmax.cuh). The key tiles of all query tiles form
+// rounded P tells, it is set anew and l and O are scaled (tile/wgmma_softmax.cuh). The key tiles of all query tiles form
 // one stream, so that this holds across the border of query tiles too and the matrix units find work while a finished
 // tile is scaled and stored.
 #pragma once
@@ -27,7 +27,7 @@
 
 namespace lanewise::sm90 {
 
-/// One step of the stream as the warp that copies K announces it.
+/// One step of the stream as the copying warp announces it.
 struct stream_step {
   std::int32_t word, i, head, batch;  ///< key tile and flags; query tile; query head
   static constexpr std::int32_t end = 1 << 30, partial = 1 << 29, ragged = 1 << 28, first = 1 << 27, last = 1 << 26,
@@ -45,7 +45,7 @@ class forward_kernel {
   using E = element<C>;
   static constexpr forward_shape size = forward_tile<C, T, F>();
   static constexpr int d = C.head_dim, width = width_of<C>, n = size.columns / 8, on = width / 8;
-  using query_tile = gpu::swizzled_tile<E, 64, d>;  // of one warpgroup
+  using query_tile = gpu::swizzled_tile<E, size.rows, d>;
   using key_tile = gpu::swizzled_tile<E, size.columns, d>;
   using scores = gpu::accumulators<1, n>;
   using output = gpu::accumulators<1, on>;
@@ -55,15 +55,14 @@ class forward_kernel {
   using value_ring = gpu::ring<size.value_buffers>;
   /// A step is still asked for while the next one is in use and the one after it is taken, with hidden steps between.
   using step_ring = gpu::ring<16>;
-  static constexpr int most_hidden = size.value_buffers - 1;  ///< steps in a row; take_step says why
+  static constexpr int most_hidden = size.value_buffers - 1;  ///< steps in a row; take_keys says why
   static_assert(2 * size.value_buffers + size.key_buffers + 1 <= step_ring::size);
 
  public:
   static constexpr char const* name = "sm90 forward, wgmma";
   static constexpr int threads = size.threads();
   static constexpr int shared_bytes =
-      fits<size.query_buffers * size.consumers() * query_tile::bytes +
-           (size.key_buffers + size.value_buffers) * key_tile::bytes>();
+      fits<size.query_buffers * query_tile::bytes + (size.key_buffers + size.value_buffers) * key_tile::bytes>();
 
   struct problem {
     CUtensorMap q, k, v;
@@ -102,7 +101,7 @@ class forward_kernel {
 
   /// Barriers of the buffers, and the last steps announced.
   struct signals {
-    std::uint64_t full_q[size.query_buffers][size.consumers()], empty_q[size.query_buffers][size.consumers()];
+    std::uint64_t full_q[size.query_buffers], empty_q[size.query_buffers];
     std::uint64_t full_k[size.key_buffers], empty_k[size.key_buffers];
     std::uint64_t full_v[size.value_buffers], empty_v[size.value_buffers];
     alignas(16) stream_step step[step_ring::size];
@@ -110,7 +109,7 @@ class forward_kernel {
 
   __device__ forward_kernel(problem const& p, std::uint32_t shared, signals& s)
       : p_(p),
-        s_(s), q_{shared}, k_{shared + size.query_buffers * size.consumers() * query_tile::bytes}, v_{k_.base +
+        s_(s), q_{shared}, k_{shared + size.query_buffers * query_tile::bytes}, v_{k_.base +
                                                                                    size.key_buffers * key_tile::bytes} {
   }
 
@@ -120,13 +119,11 @@ class forward_kernel {
     int const warp = __shfl_sync(0xffffffffu, int(threadIdx.x / 32), 0);
     if (warp < 4) {
       gpu::lower_registers<size.producer_registers>();
-      if (warp == 0) copy_keys();
-      if (warp == 1) copy_values();
-      if (warp == 2) copy_queries();
-      if (warp == 3) write_empty_tiles();
+      if (warp == 0) produce();
+      if (warp == 1) write_empty_tiles();
     } else {
       gpu::raise_registers<size.consumer_registers()>();
-      consume();
+      consume(warp / 4 - 1);
     }
   }
 
@@ -135,18 +132,18 @@ class forward_kernel {
 
   __device__ void prepare() {
     if (p_.tiles.k > 0) gpu::tma_prefetch_map(p_.q), gpu::tma_prefetch_map(p_.k), gpu::tma_prefetch_map(p_.v);
-    auto const start = [](std::uint64_t& full, std::uint64_t& empty, int readers) {
+    constexpr int consumer_warps = 4 * size.consumers();
+    auto const start = [](std::uint64_t& full, std::uint64_t& empty) {
       gpu::mbarrier_init(at(full), 1);
-      gpu::mbarrier_init(at(empty), 4 * readers);
+      gpu::mbarrier_init(at(empty), consumer_warps);
     };
-    for (int i = 0; i < size.query_buffers; ++i)
-      for (int group = 0; group < size.consumers(); ++group) start(s_.full_q[i][group], s_.empty_q[i][group], 1);
-    for (int i = 0; i < size.key_buffers; ++i) start(s_.full_k[i], s_.empty_k[i], size.consumers());
-    for (int i = 0; i < size.value_buffers; ++i) start(s_.full_v[i], s_.empty_v[i], size.consumers());
+    for (int i = 0; i < size.query_buffers; ++i) start(s_.full_q[i], s_.empty_q[i]);
+    for (int i = 0; i < size.key_buffers; ++i) start(s_.full_k[i], s_.empty_k[i]);
+    for (int i = 0; i < size.value_buffers; ++i) start(s_.full_v[i], s_.empty_v[i]);
     gpu::mbarrier_init_fence();
   }
 
-  // The copying warps, of Q, K and V: none waits for a buffer of another. Each walks the stream by itself.
+  // The copying warp.
 
   /// The stream of this block, walked by a whole warp.
   struct stream {
@@ -196,55 +193,48 @@ class forward_kernel {
       return groups;
     }
   };
-  /// Where a tile lies.
+  /// Where K and V of a step lie.
   struct source {
     int row, head, batch;
   };
 
-  /// Announces every step with its keys; the last one of all has none.
-  __device__ void copy_keys() {
+  /// Keys go ahead of values by one step, as they are used. One step has to take less time here than there.
+  __device__ void produce() {
     stream all(p_);
+    source before{};
+    std::uint32_t tiles = 0;
     for (std::uint32_t number = 0;; ++number) {
       stream_step const step = all.next(number > 0);
-      bool const end = step.is(stream_step::end);
+      source const here{step.j() * size.columns, all.key_head, step.batch};
       if (gpu::elect_one()) {
-        int const stage = key_ring::stage(number);
-        gpu::mbarrier_wait(at(s_.empty_k[stage]), key_ring::parity(number) ^ 1);
-        s_.step[step_ring::stage(number)] = step;
-        if (end) gpu::mbarrier_arrive(at(s_.full_k[stage]));
-        else load(k_.stage(stage), p_.k, at(s_.full_k[stage]), {step.j() * size.columns, all.key_head, step.batch});
+        load_keys(step, here, number);
+        if (number > 0) load_values(before, number - 1);
+        if (step.is(stream_step::first)) load_queries(step, tiles);
       }
-      if (end) return;
-    }
-  }
-  __device__ void copy_values() {
-    stream all(p_);
-    for (std::uint32_t number = 0;; ++number) {
-      stream_step const step = all.next(number > 0);
+      if (step.is(stream_step::first)) ++tiles;
       if (step.is(stream_step::end)) return;
-      if (gpu::elect_one()) {
-        int const stage = value_ring::stage(number);
-        gpu::mbarrier_wait(at(s_.empty_v[stage]), value_ring::parity(number) ^ 1);
-        load(v_.stage(stage), p_.v, at(s_.full_v[stage]), {step.j() * size.columns, all.key_head, step.batch});
-      }
+      before = here;
     }
   }
-  /// The rows of each warpgroup by themselves, since one may be a tile ahead of another.
-  __device__ void copy_queries() {
-    stream all(p_);
-    for (std::uint32_t tile = 0; all.next_tile();) {
-      if (all.keys.done()) continue;
-      int const stage = query_ring::stage(tile);
-      if (gpu::elect_one())
-        for (int group = 0; group < size.consumers(); ++group) {
-          std::uint64_t& full = s_.full_q[stage][group];
-          gpu::mbarrier_wait(at(s_.empty_q[stage][group]), query_ring::parity(tile) ^ 1);
-          load(queries(stage, group), p_.q, at(full), {all.i * size.rows + 64 * group, all.head, all.batch});
-        }
-      ++tile;
-    }
+
+  __device__ __forceinline__ void load_queries(stream_step const& to, std::uint32_t tile) {
+    int const stage = query_ring::stage(tile);
+    gpu::mbarrier_wait(at(s_.empty_q[stage]), query_ring::parity(tile) ^ 1);
+    load(q_.stage(stage), p_.q, at(s_.full_q[stage]), {to.i * size.rows, to.head, to.batch});
   }
-  __device__ query_tile queries(int stage, int group) const { return q_.stage(stage * size.consumers() + group); }
+  /// Announces a step; the last one of all has no keys.
+  __device__ __forceinline__ void load_keys(stream_step const& to, source const& from, std::uint32_t number) {
+    int const stage = key_ring::stage(number);
+    gpu::mbarrier_wait(at(s_.empty_k[stage]), key_ring::parity(number) ^ 1);
+    s_.step[step_ring::stage(number)] = to;
+    if (to.is(stream_step::end)) gpu::mbarrier_arrive(at(s_.full_k[stage]));
+    else load(k_.stage(stage), p_.k, at(s_.full_k[stage]), from);
+  }
+  __device__ __forceinline__ void load_values(source const& from, std::uint32_t number) {
+    int const stage = value_ring::stage(number);
+    gpu::mbarrier_wait(at(s_.empty_v[stage]), value_ring::parity(number) ^ 1);
+    load(v_.stage(stage), p_.v, at(s_.full_v[stage]), from);
+  }
   template <class Tile>
   static __device__ __forceinline__ void load(Tile to, CUtensorMap const& map, std::uint32_t full, source const& from) {
     gpu::mbarrier_arrive_expect(full, Tile::bytes);
@@ -277,14 +267,11 @@ class forward_kernel {
 
   static __device__ bool leads() { return threadIdx.x % 32 == 0; }
 
-  /// Where a warpgroup stands: steps taken so far, query tiles whose Q it has given back.
+  /// Where a warpgroup stands, and the rows that it owns.
   struct reader {
-    std::uint32_t steps = 0, tiles = 0;
-    // Asked anew every time: 160 registers hold no number that one instruction finds.
-    /// The warpgroup's rows of a query tile are 64 group() ...
-    static __device__ int group() { return gpu::thread_index_anew() / 128 - 1; }
-    /// The first of this warp's 16.
-    static __device__ int row() { return gpu::thread_index_anew() / 32 * 16 - 64; }
+    int group;                           ///< rows 64 group ... of a query tile
+    std::uint32_t steps = 0, tiles = 0;  ///< taken so far; query tiles whose last step was taken
+    __device__ int row() const { return 64 * group + int(threadIdx.x / 32 % 4) * 16; }
   };
   /// A step that was taken: its flags, and its number, which says where the rest of it stands. What the word does not
   /// need any more, the tile and the flags of hidden steps, holds the flags of the step taken before and how many were
@@ -308,9 +295,9 @@ class forward_kernel {
     }
   };
 
-  /// K of one step, V of the one before it.
+  /// Q and K of one step, V of the one before it.
   struct operands {
-    gpu::wgmma_operand k, v;
+    gpu::wgmma_operand q, k, v;
   };
   /// What a warpgroup holds between two steps: P of a step that is not yet multiplied by V, O and the softmax of its
   /// tile up to it, what O is multiplied by once the product that adds to it is over, and the operands of the step to
@@ -324,21 +311,20 @@ class forward_kernel {
     operands plain;
   };
 
-  __device__ void consume() {
-    reader at;
+  __device__ void consume(int group) {
+    reader at{group};
     progress x;
     gpu::clear<1, on>(x.o);
     taken const start = take_step(at, {}, not_there);
     if (start.is(stream_step::end)) return;
-    multiply_queries(x.s, operands_of(start, start), at);
+    multiply_queries(x.s, operands_of(start, start, at));
     gpu::wgmma_wait<0>(x.s[0]);
     apply(x.s, start, at);
-    x.rows.start(x.s, p_.scale.factor);
+    x.rows.set_base(x.s, p_.scale.factor, x.by);
     x.rows.exponentiate(x.s, p_.scale.factor);
     gpu::feed_rows<E, n>(x.p, x.s);
     x.rows.add();
-    release(s_.empty_k[key_ring::stage(start.number)]);
-    if (start.is(stream_step::last)) release_queries(at);
+    release_keys(start, at);
     std::int32_t word = take(x, at, start, not_there);  // of the step after the one whose P is at hand
     while (true) {
       while ((word & taken::not_plain) == 0) word = advance<true>(x, at, word);
@@ -355,34 +341,32 @@ class forward_kernel {
     taken const next{word, at.steps - 1}, now = plain ? taken{0, at.steps - 2} : next.step_before();
     bool const opens = !plain && next.is(stream_step::first);  // O of another tile is to be stored
     if (!plain) hide_values(now, at);
-    operands const from = plain ? x.plain : operands_of(next, now);
+    operands const from = plain ? x.plain : operands_of(next, now, at);
     gpu::pin(x.p), gpu::pin(x.o[0]);
-    multiply_queries(x.s, from, at);
+    multiply_queries(x.s, from);
     multiply_values(x, from, !next.follows_first());
     gpu::wgmma_wait<1>(x.s[0]);
     if (!plain || has_score<F>) apply(x.s, next, at);
     // Here, since ptxas moves it no further up, and behind the exponentials nothing hides its latency.
     std::int32_t const seen = plain || size.consumers() == 2 ? look_ahead(at) : not_there;  // 160 registers hold no more
-    if (plain) x.plain = operands_of({0, at.steps}, next);
+    if (plain) x.plain = operands_of({0, at.steps}, next, at);
 
-    bool const last = next.is(stream_step::last), exact = last && size.query_buffers == 1;
-    int scale = opens;
-    if (exact) release_queries(at);  // the next ones are waited for: this step needs them no more
-    if (opens) finish_rows(x, now), x.rows.start(x.s, p_.scale.factor);
-    else if (exact || (!plain && x.rows.any_without_base())) scale = x.rows.raise(x.s, p_.scale.factor, x.by);
-    gpu::pin(scale);  // else the compiler writes the exponentials once for each way here
-    // Asked before the wait for O: else ptxas moves the exponentials behind it, where no product runs beside them.
+    if (opens) finish_rows(x.rows, now, at, x.by), x.rows = {};
+    bool scale = opens;
+    if (!plain && x.rows.any_without_base()) {
+      float down[2];
+      x.rows.set_base(x.s, p_.scale.factor, down);
+      if (!opens) scale = true, x.by[0] = down[0], x.by[1] = down[1];
+    }
     x.rows.exponentiate(x.s, p_.scale.factor);
-    bool const exceeds = x.rows.exceeds(x.s);
     gpu::wgmma_wait<0>(x.o[0]);
     release(s_.empty_v[value_ring::stage(now.number)]);
     if (scale) scale_rows(x.o, x.by);
-    if (opens) store(x.o, now);
+    if (opens) store(x.o, now, at);
     gpu::feed_rows<E, n>(x.p, x.s);
-    if (exceeds && !exact) raise_base(x, next, at);
+    if (x.rows.exceeds(x.p)) raise_base(x, next, at);
     x.rows.add();
-    release(s_.empty_k[key_ring::stage(next.number)]);
-    if (last && !exact) release_queries(at);
+    release_keys(next, at);
     // A row without a base asks for a step that is not plain.
     std::int32_t const asks = !plain && x.rows.any_without_base() ? stream_step::ragged : 0;
     if (plain && (seen & taken::not_plain & -stream_step::hidden) == 0) return ++at.steps, seen & stream_step::last;
@@ -392,11 +376,11 @@ class forward_kernel {
   __device__ __forceinline__ void finish(progress& x, reader const& at, taken const& now) {
     hide_values(now, at);
     gpu::pin(x.p), gpu::pin(x.o[0]);
-    multiply_values(x, operands_of(now, now), !now.is(stream_step::first));
-    finish_rows(x, now);
+    multiply_values(x, operands_of(now, now, at), !now.is(stream_step::first));
+    finish_rows(x.rows, now, at, x.by);
     gpu::wgmma_wait<0>(x.o[0]);
     scale_rows(x.o, x.by);
-    store(x.o, now);
+    store(x.o, now, at);
   }
 
   /// P grew past its bound, or is NaN: S once more, from which every row of this warp gets its base anew. By mma.sync,
@@ -405,20 +389,21 @@ class forward_kernel {
     scores_of_warp(x.s, step, at);
     apply(x.s, step, at);
     float down[2];
-    if (x.rows.raise(x.s, p_.scale.factor, down)) scale_rows(x.o, down);
+    x.rows.set_base(x.s, p_.scale.factor, down);
     x.rows.exponentiate(x.s, p_.scale.factor);
+    scale_rows(x.o, down);
     gpu::feed_rows<E, n>(x.p, x.s);
   }
   /// S = Q K^T, the 16 rows of this warp.
   __device__ __forceinline__ void scores_of_warp(scores& s, taken const& step, reader const& at) const {
-    query_tile const q = queries(query_ring::stage(at.tiles), at.group());
+    query_tile const q = q_.stage(query_ring::stage(at.tiles));
     key_tile const k = k_.stage(key_ring::stage(step.number));
     int const lane = gpu::lane_index_anew();
     gpu::clear<1, n>(s);
 #pragma unroll 1
     for (int c = 0; c < d; c += 16) {
       std::uint32_t a[4], b[4];
-      gpu::ldmatrix(a, q.chunk(at.row() % 64 + lane % 16, c / 8 + lane / 16));
+      gpu::ldmatrix(a, q.chunk(at.row() + lane % 16, c / 8 + lane / 16));
 #pragma unroll
       for (int j = 0; j < n; j += 2) {
         gpu::ldmatrix(b, k.chunk(8 * j + lane % 8 + lane / 16 * 8, c / 8 + lane / 8 % 2));
@@ -428,13 +413,14 @@ class forward_kernel {
     }
   }
 
-  __device__ __forceinline__ operands operands_of(taken const& step, taken const& before) const {
-    return {k_.stage(key_ring::stage(step.number)).rows_from(0), v_.stage(value_ring::stage(before.number)).all_columns()};
+  __device__ __forceinline__ operands operands_of(taken const& step, taken const& before, reader const& r) const {
+    return {q_.stage(query_ring::stage(r.tiles)).rows_from(64 * r.group),
+            k_.stage(key_ring::stage(step.number)).rows_from(0),
+            v_.stage(value_ring::stage(before.number)).all_columns()};
   }
   /// S = Q K^T
-  __device__ __forceinline__ void multiply_queries(scores& s, operands const& from, reader const& r) const {
-    gpu::wgmma_operand const q = queries(query_ring::stage(r.tiles), r.group()).rows_from(0).of_warp(),
-                             k = from.k.of_warp();
+  static __device__ __forceinline__ void multiply_queries(scores& s, operands const& from) {
+    gpu::wgmma_operand const q = from.q.of_warp(), k = from.k.of_warp();
     gpu::wgmma_fence();
 #pragma unroll
     for (int c = 0; c < d; c += 16)
@@ -453,7 +439,7 @@ class forward_kernel {
   /// V's rows of keys that no query of the tile sees become zeros before they meet P.
   __device__ __forceinline__ void hide_values(taken const& step, reader const& r) {
     if (has_mask<F> && step.is(stream_step::partial))
-      zero_hidden_keys(v_.stage(value_ring::stage(step.number)), tile_of(step), 1 + r.group());
+      zero_hidden_keys(v_.stage(value_ring::stage(step.number)), tile_of(step), 1 + r.group);
   }
 
   static __device__ __forceinline__ void await(std::uint64_t& full, std::uint32_t parity) {
@@ -464,8 +450,9 @@ class forward_kernel {
   static __device__ __forceinline__ void release(std::uint64_t& empty) {
     if (leads()) gpu::mbarrier_arrive(at(empty));
   }
-  __device__ __forceinline__ void release_queries(reader& r) {
-    release(s_.empty_q[query_ring::stage(r.tiles++)][r.group()]);
+  __device__ __forceinline__ void release_keys(taken const& step, reader& r) {
+    release(s_.empty_k[key_ring::stage(step.number)]);
+    if (step.is(stream_step::last)) release(s_.empty_q[query_ring::stage(r.tiles)]), ++r.tiles;
   }
 
   static constexpr std::int32_t not_there = -1;
@@ -483,7 +470,7 @@ class forward_kernel {
   __device__ __forceinline__ std::int32_t take(progress& x, reader& r, taken const& step, std::int32_t seen) {
     taken const next = take_step(r, step, seen);
     if (seen == not_there) await(s_.full_v[value_ring::stage(step.number)], value_ring::parity(step.number));
-    x.plain = operands_of(next, step);
+    x.plain = operands_of(next, step, r);
     return next.word;
   }
   /// Waits for the next step that this warpgroup sees, and for its queries where it is the first of a tile. The buffers
@@ -499,9 +486,8 @@ class forward_kernel {
         step.word = word_of(step.number);
       }
       step.word |= opened;
-      if (!step.is(stream_step::hidden_from(r.group()))) {
-        if (step.is(stream_step::first))
-          await(s_.full_q[query_ring::stage(r.tiles)][r.group()], query_ring::parity(r.tiles));
+      if (!step.is(stream_step::hidden_from(r.group))) {
+        if (step.is(stream_step::first)) await(s_.full_q[query_ring::stage(r.tiles)], query_ring::parity(r.tiles));
         return before.follow(step, passed);
       }
       opened = step.word & stream_step::first;
@@ -560,32 +546,29 @@ class forward_kernel {
     asm volatile("mov.u32 %0, 0;" : "=r"(zero));
     return (&p_)[zero];
   }
-  /// LSE = b + log l, and what O is multiplied by, 1 / l; a sink joins as one more key of value zero.
-  __device__ __forceinline__ void finish_rows(progress& x, taken const& step) const {
+  /// LSE = b + log l, and `by` = 1 / l for O; a sink joins as one more key of value zero.
+  __device__ __forceinline__ void finish_rows(gpu::row_softmax<E> const& rows, taken const& step, reader const& r,
+                                              float (&by)[2]) const {
     block const t = tile_of(step);
     view<float> const& lse = problem_anew().lse;
+    int const lane = gpu::lane_index_anew();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      std::int32_t const q = t.q_begin + own_row(half);
-      float l = gpu::row_sum(x.rows.sum[half]), base = x.rows.base[half];
-      x.by[half] = l == 0.f ? 0.f : 1.f;
+      std::int32_t const q = t.q_begin + r.row() + 8 * half + lane / 4;
+      float l = gpu::row_sum(rows.sum[half]), base = rows.base[half];
+      by[half] = l == 0.f ? 0.f : 1.f;
       if constexpr (has_sink<F>)
-        if (q < t.q_end) x.by[half] *= softmax::add_sink(p_.f(lanewise::row{t.batch, t.head, q}), base, l);
-      x.by[half] *= softmax::inverse_of(l);
-      if (lse && q < t.q_end && gpu::lane_index_anew() % 4 == 0)
-        *lse.row(t.batch, q, t.head) = softmax::lse_of(base, l, C.empty_lse);
+        if (q < t.q_end) by[half] *= softmax::add_sink(p_.f(lanewise::row{t.batch, t.head, q}), base, l);
+      by[half] *= softmax::inverse_of(l);
+      if (lse && q < t.q_end && lane % 4 == 0) *lse.row(t.batch, q, t.head) = softmax::lse_of(base, l, C.empty_lse);
     }
   }
-  __device__ __forceinline__ void store(output const& o, taken const& step) const {
+  __device__ __forceinline__ void store(output const& o, taken const& step, reader const& r) const {
     block const t = tile_of(step);
     view<E> const& to = problem_anew().o;
     constexpr float finished[1][2] = {{1.f, 1.f}};
     gpu::store_rows<d, E>({to.row(t.batch, t.q_begin, t.head), to.stride.sequence, t.q_end - t.q_begin, true, false},
-                          reader::row(), o, finished);
-  }
-  /// Row of the query tile that this lane holds a half of.
-  static __device__ __forceinline__ int own_row(int half) {
-    return reader::row() + gpu::lane_index_anew() / 4 + 8 * half;
+                          r.row(), o, finished);
   }
 
   static constexpr scores* no_raw = nullptr;

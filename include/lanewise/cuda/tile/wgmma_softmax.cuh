@@ -11,8 +11,8 @@ namespace lanewise::gpu {
 
 /// The base b of each row in log2 units and this lane's share of l, where P = 2^(factor s - b). A base is `room` above
 /// the largest score of the tile that set it, and stays until some P has grown to 2: then the highest bit of its
-/// exponent is set, and one `or` over all P, two more numbers an instruction, finds it beside the exponentials. The
-/// maximum that the textbook takes stands before the first exponential: 11 % of a step at head dim 128.
+/// exponent is set, in bf16 and f16 alike, and one `or` over all P, three numbers an instruction, finds it. The maximum
+/// that the textbook takes before the first exponential costs two instructions a number, 11 % of a step at head dim 128.
 template <class E>
 struct row_softmax {
   float base[2] = {-infinity, -infinity}, sum[2] = {0.f, 0.f};
@@ -24,27 +24,24 @@ struct row_softmax {
   __device__ __forceinline__ bool any_without_base() const {
     return __any_sync(0xffffffffu, base[0] == -infinity || base[1] == -infinity);
   }
-  /// The bases of a tile of queries, by its first tile of keys.
+  /// The base of every row to hold the tile's scores too; `down` is what l was and O is to be multiplied by.
   template <int n>
-  __device__ __forceinline__ void start(accumulators<1, n> const& s, float factor) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-      base[half] = row_max(largest_of(s, half)) * factor + room, sum[half] = 0.f;
-  }
-  /// Sets the bases anew where some P of the warp would be more than 2, or a row has none. True where it did: `down` is
-  /// what l was and O is to be multiplied by.
-  template <int n>
-  __device__ __forceinline__ bool raise(accumulators<1, n> const& s, float factor, float (&down)[2]) {
-    float const largest[2] = {largest_of(s, 0) * factor, largest_of(s, 1) * factor};
-    if (!__any_sync(0xffffffffu, largest[0] > base[0] + 1.f || largest[1] > base[1] + 1.f)) return false;
+  __device__ __forceinline__ void set_base(accumulators<1, n> const& s, float factor, float (&down)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float const raised = fmaxf(base[half], row_max(largest[half]) + room);
+      float x[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] = s[0][i / 2].x[2 * half + i % 2];
+#pragma unroll
+      for (int j = 2; j < n; ++j)
+#pragma unroll
+        for (int c = 0; c < 2; ++c) x[2 * (j % 2) + c] = fmaxf(x[2 * (j % 2) + c], s[0][j].x[2 * half + c]);
+      float const largest = row_max(fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])));
+      float const raised = fmaxf(base[half], largest * factor + room);
       down[half] = exp2_approximate(base[half] - softmax::base_of(raised));
       base[half] = raised;
       sum[half] *= down[half];
     }
-    return true;
   }
   /// S becomes P.
   template <int n>
@@ -64,31 +61,15 @@ struct row_softmax {
       added[half] = part[0] + part[1];
     }
   }
-  /// Some P of the warp is 2 or more, or NaN.
-  template <int n>
-  static __device__ __forceinline__ bool exceeds(accumulators<1, n> const& p) {
-    std::uint32_t all = 0;
-#pragma unroll
-    for (int j = 0; j < n; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) all |= __float_as_uint(p[0][j].x[e]);
-    return __any_sync(0xffffffffu, (all & 0x40000000u) != 0);
-  }
   /// Takes P into l, once it is known not to exceed its bound.
   __device__ __forceinline__ void add() { sum[0] += added[0], sum[1] += added[1]; }
-
- private:
-  /// Of what this lane holds of a row; in four chains, since one is a latency of some six cycles a step.
-  template <int n>
-  static __device__ __forceinline__ float largest_of(accumulators<1, n> const& s, int half) {
-    float x[4];
+  /// Some P of the warp, rounded, is 2 or more, or NaN.
+  template <int m>
+  static __device__ __forceinline__ bool exceeds(std::uint32_t const (&p)[m][4]) {
+    std::uint32_t all = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = s[0][i / 2].x[2 * half + i % 2];
-#pragma unroll
-    for (int j = 2; j < n; ++j)
-#pragma unroll
-      for (int c = 0; c < 2; ++c) x[2 * (j % 2) + c] = fmaxf(x[2 * (j % 2) + c], s[0][j].x[2 * half + c]);
-    return fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
+    for (int i = 0; i < m; ++i) all |= p[i][0] | p[i][1] | p[i][2] | p[i][3];
+    return __any_sync(0xffffffffu, (all & 0x40004000u) != 0);
   }
 };
 
