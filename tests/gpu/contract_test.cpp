@@ -1,6 +1,7 @@
 // What every call on the GPU keeps, beyond right numbers: the same bits every time, any strides, rows without keys,
 // invisible NaNs, accumulation, labelled fallbacks, refusals with numbers.
 #include "bf16_128_full.hpp"
+#include "bf16_256_window.hpp"
 #include "bf16_split_64_documents.hpp"
 #include "f16_64_causal.hpp"
 #include "f32_64_bias.hpp"
@@ -100,6 +101,37 @@ TEST_CASE("keys and queries outside every document may hold NaN") {
   device_case<C>(dirty).run(f.device);
   CHECK(all_finite(dirty.o));
   CHECK(same_results(clean, dirty));
+}
+
+// A kernel that keeps what it subtracts in the exponent from key tile to key tile has to notice: scores that grow to
+// 4, 60 and 600 times as much towards either end, and scores that are small but for every other stretch of 150 keys.
+template <class Instance>
+void growing_scores(sizes s) {
+  constexpr config C = Instance::c;
+  variant_room room;
+  auto const f = values<typename Instance::variant>::of(s, room);
+  for (float most : {4.f, 60.f, 600.f})
+    for (int way = 0; way < 3; ++way) {
+      CAPTURE(most);
+      CAPTURE(way);
+      attention_case<C> c(s, 17);
+      for (std::int64_t j = 0; j < s.k; ++j) {
+        float const along = float(way == 0 ? j : s.k - j) / float(s.k);
+        float const by = way == 2 ? (j / 150 % 2 ? 1.f : most) : 1.f + most * along;
+        for (std::int64_t b = 0; b < s.batch; ++b)
+          for (std::int64_t x = 0; x < s.kv_heads * C.head_dim; ++x) {
+            auto& k = c.k[std::size_t((b * s.k + j) * s.kv_heads * C.head_dim + x)];
+            k = from_float<element<C>>(to_float(k) * by);
+          }
+      }
+      check_on_device(c, f.host, f.device);
+    }
+}
+
+TEST_CASE("scores that grow along the keys, or jump") {
+  growing_scores<instances::bf16_128_full>({1, 200, 900, 2, 1});
+  growing_scores<instances::f16_64_causal>({1, 300, 800, 2, 2});
+  growing_scores<instances::bf16_256_window>({1, 600, 600, 2, 2});
 }
 
 TEST_CASE("interleaved q, k, v and heads before the sequence") {

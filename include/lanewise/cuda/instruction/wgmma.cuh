@@ -36,8 +36,6 @@ __device__ __forceinline__ void pin(std::uint32_t (&a)[n][4]) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) asm volatile("" : "+r"(a[j][e])::"memory");
 }
-/// A number of which the compiler knows nothing any more.
-__device__ __forceinline__ void pin(int& x) { asm volatile("" : "+r"(x)); }
 
 /// Waits until at most `pending` of the last groups are under way; `c` belongs to the groups that are done.
 template <int pending, class Block, int n>

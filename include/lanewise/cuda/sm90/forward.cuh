@@ -5,9 +5,9 @@
 //   S = Q K^T,  P = 2^(S - b),  l = l + rowsum(P),  O = O + P V
 // While the softmax of a key tile is computed, O += P V of the tile before it runs. The base b of a row is set from the
 // maximum of the first key tile that it sees and kept; only where some P grows past a bound, which one bit of each
-// rounded P tells, it is set anew and l and O are scaled (tile/wgmma_softmax.cuh). The key tiles of all query tiles form
-// one stream, so that this holds across the border of query tiles too and the matrix units find work while a finished
-// tile is scaled and stored.
+// rounded P tells, it is set anew and l and O are scaled (tile/wgmma_softmax.cuh). The key tiles of all query tiles
+// form one stream: at the border of two query tiles the last O += P V of the one runs while Q of the other arrives, and
+// S of the other while O is stored.
 #pragma once
 
 #include "../instruction/ldmatrix.cuh"
@@ -109,9 +109,8 @@ class forward_kernel {
 
   __device__ forward_kernel(problem const& p, std::uint32_t shared, signals& s)
       : p_(p),
-        s_(s), q_{shared}, k_{shared + size.query_buffers * query_tile::bytes}, v_{k_.base +
-                                                                                   size.key_buffers * key_tile::bytes} {
-  }
+        s_(s), q_{shared}, k_{shared + size.query_buffers * query_tile::bytes}, v_{k_.base + size.key_buffers *
+                                                                                                 key_tile::bytes} {}
 
   __device__ void run() {
     if (threadIdx.x == 0) prepare();
@@ -280,7 +279,8 @@ class forward_kernel {
     std::int32_t word;
     std::uint32_t number;
     static constexpr std::int32_t before = stream_step::last;  ///< flags / before are those of the step before
-    /// What a plain step is free of. It may be a tile's last, and the second: it is no border, and sees all of its tile.
+    /// What a plain step is free of. It may be a tile's last, and the second: it is no border, and sees all of its
+    /// tile.
     static constexpr std::int32_t not_plain = stream_step::end | stream_step::partial | stream_step::ragged |
                                               stream_step::first | stream_step::partial / before |
                                               7 * stream_step::hidden;
@@ -317,29 +317,55 @@ class forward_kernel {
     gpu::clear<1, on>(x.o);
     taken const start = take_step(at, {}, not_there);
     if (start.is(stream_step::end)) return;
+    await_queries(at);
     multiply_queries(x.s, operands_of(start, start, at));
     gpu::wgmma_wait<0>(x.s[0]);
-    apply(x.s, start, at);
+    std::int32_t word = open(x, at, start);  // of the step after the one whose P is at hand
+    while (true) {
+      while ((word & taken::not_plain) == 0) word = advance<true>(x, at, word);
+      if (word & stream_step::end) break;
+      word = word & stream_step::first ? cross(x, at, word) : advance<false>(x, at, word);
+    }
+    finish(x, at, taken{word, at.steps - 1}.step_before());
+  }
+  /// The softmax of a tile's first step, whose S is there.
+  __device__ __forceinline__ std::int32_t open(progress& x, reader& at, taken const& step) {
+    apply(x.s, step, at);
+    x.rows = {};
     x.rows.set_base(x.s, p_.scale.factor, x.by);
     x.rows.exponentiate(x.s, p_.scale.factor);
     gpu::feed_rows<E, n>(x.p, x.s);
     x.rows.add();
-    release_keys(start, at);
-    std::int32_t word = take(x, at, start, not_there);  // of the step after the one whose P is at hand
-    while (true) {
-      while ((word & taken::not_plain) == 0) word = advance<true>(x, at, word);
-      if (word & stream_step::end) break;
-      word = advance<false>(x, at, word);
-    }
-    finish(x, at, taken{word, at.steps - 1}.step_before());
+    release_keys(step, at);
+    std::int32_t const asks = x.rows.any_without_base() ? stream_step::ragged : 0;
+    return take(x, at, step, not_there) | asks;
+  }
+  /// From one query tile to the next: the last O += P V of the one while Q of the other is waited for, S of the other
+  /// while O is stored.
+  __device__ __forceinline__ std::int32_t cross(progress& x, reader& at, std::int32_t word) {
+    taken const next{word, at.steps - 1}, now = next.step_before();
+    hide_values(now, at);
+    operands const from = operands_of(next, now, at);
+    gpu::pin(x.p), gpu::pin(x.o[0]);
+    multiply_values(x, from, !now.is(stream_step::first));
+    constexpr bool queries_are_late = size.query_buffers == 1;  // asked for when the tile before had done with them
+    if (queries_are_late) finish_rows(x.rows, now, at, x.by);
+    await_queries(at);
+    multiply_queries(x.s, from);
+    if (!queries_are_late) finish_rows(x.rows, now, at, x.by);
+    gpu::wgmma_wait<1>(x.o[0]);
+    release(s_.empty_v[value_ring::stage(now.number)]);
+    scale_rows(x.o, x.by);
+    store(x.o, now, at);
+    gpu::wgmma_wait<0>(x.s[0]);
+    return open(x, at, next);
   }
 
-  /// One step of the pipeline: S of the next step and O of this one, the softmax of the next beside O. Most steps are
-  /// plain: for them all that asks for flags is gone at compile time, with some 600 of 3100 cycles of a step.
+  /// One step of the pipeline within a tile: S of the next step and O of this one, the softmax of the next beside O.
+  /// Most are plain: for them all that asks for flags is gone at compile time, with some 600 of 3100 cycles of a step.
   template <bool plain>
   __device__ __forceinline__ std::int32_t advance(progress& x, reader& at, std::int32_t word) {
     taken const next{word, at.steps - 1}, now = plain ? taken{0, at.steps - 2} : next.step_before();
-    bool const opens = !plain && next.is(stream_step::first);  // O of another tile is to be stored
     if (!plain) hide_values(now, at);
     operands const from = plain ? x.plain : operands_of(next, now, at);
     gpu::pin(x.p), gpu::pin(x.o[0]);
@@ -348,21 +374,16 @@ class forward_kernel {
     gpu::wgmma_wait<1>(x.s[0]);
     if (!plain || has_score<F>) apply(x.s, next, at);
     // Here, since ptxas moves it no further up, and behind the exponentials nothing hides its latency.
-    std::int32_t const seen = plain || size.consumers() == 2 ? look_ahead(at) : not_there;  // 160 registers hold no more
+    std::int32_t const seen =
+        plain || size.consumers() == 2 ? look_ahead(at) : not_there;  // 160 registers hold no more
     if (plain) x.plain = operands_of({0, at.steps}, next, at);
 
-    if (opens) finish_rows(x.rows, now, at, x.by), x.rows = {};
-    bool scale = opens;
-    if (!plain && x.rows.any_without_base()) {
-      float down[2];
-      x.rows.set_base(x.s, p_.scale.factor, down);
-      if (!opens) scale = true, x.by[0] = down[0], x.by[1] = down[1];
-    }
+    bool const scale = !plain && x.rows.any_without_base();
+    if (scale) x.rows.set_base(x.s, p_.scale.factor, x.by);
     x.rows.exponentiate(x.s, p_.scale.factor);
     gpu::wgmma_wait<0>(x.o[0]);
     release(s_.empty_v[value_ring::stage(now.number)]);
     if (scale) scale_rows(x.o, x.by);
-    if (opens) store(x.o, now, at);
     gpu::feed_rows<E, n>(x.p, x.s);
     if (x.rows.exceeds(x.p)) raise_base(x, next, at);
     x.rows.add();
@@ -446,6 +467,9 @@ class forward_kernel {
     gpu::mbarrier_wait(at(full), parity);
     __syncwarp();
   }
+  __device__ __forceinline__ void await_queries(reader const& r) const {
+    await(s_.full_q[query_ring::stage(r.tiles)], query_ring::parity(r.tiles));
+  }
   /// By one thread of each warp.
   static __device__ __forceinline__ void release(std::uint64_t& empty) {
     if (leads()) gpu::mbarrier_arrive(at(empty));
@@ -487,7 +511,6 @@ class forward_kernel {
       }
       step.word |= opened;
       if (!step.is(stream_step::hidden_from(r.group))) {
-        if (step.is(stream_step::first)) await(s_.full_q[query_ring::stage(r.tiles)], query_ring::parity(r.tiles));
         return before.follow(step, passed);
       }
       opened = step.word & stream_step::first;
@@ -506,7 +529,7 @@ class forward_kernel {
     return p_.tiles.tile(step.batch, step.head, step.i, step.j());
   }
   __device__ __forceinline__ void apply(scores& s, taken const& step, reader const& r) const {
-    if (!has_score<F> && p_.scale.before == 1.f && !step.is(stream_step::partial | stream_step::ragged)) return;
+    if (!has_score<F> && !step.is(stream_step::partial | stream_step::ragged)) return;
     constexpr bool one_path = size.consumers() == 3 && !has_score<F>;  // 160 registers do not hold what two need
     gpu::apply_variant<gpu::rows_are::queries>(s, no_raw, p_.f, tile_of(step), r.row(),
                                                step.is(stream_step::partial) ? cover::partial : cover::full,
