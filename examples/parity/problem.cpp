@@ -132,7 +132,7 @@ lanewise::reference::result rounded_reference(problem const& p, int threads) {
                        .operand = split ? number::f32 : p.storage(),
                        .output = p.storage(),
                        .gradient = p.gradient_storage(),
-                       .recompute_delta = split && p.device == device::cpu},  // a GPU takes delta from the stored o
+                       .recompute_delta = split},
                       threads);
 }
 

@@ -153,6 +153,11 @@ struct backward_calls {
       return a.d_k || a.d_v ? walk<sm80::key_gradient_kernel<C, T, F, true, true>>() : status{};
     }
   }
+  /// The part of delta that row_sums left out.
+  status delta() const {
+    if constexpr (recomputes_delta<C>) return walk<sm80::query_gradient_kernel<C, T, F, sm80::query_walk::delta>>();
+    else return {};
+  }
   status query_gradient() const { return a.d_q ? walk<sm80::query_gradient_kernel<C, T, F>>() : status{}; }
 
   status parameters() const {
@@ -211,6 +216,7 @@ status run_backward(on_cuda on, backward_args<C> const& a, F const& f, workspace
     }
   }
   status done = run.row_sums();
+  if (done) done = run.delta();
   if (done) done = run.key_gradients();
   if (done) done = run.query_gradient();
   if (done) done = run.parameters();

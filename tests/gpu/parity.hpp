@@ -58,23 +58,6 @@ struct pooled_error {
   double of_yardstick() const { return std::sqrt(yardstick / count); }
 };
 
-/// The backward of a split config reads the o that was stored in 16 bits, which costs delta 8 of its bits. Here d_lse
-/// takes that back, delta being rowsum(d_o o) - d_lse, so that the gradients can be held to what the products promise.
-template <config C>
-void run_with_exact_delta(device_case<C>& device, attention_case<C> const& c, std::vector<double> const& exact_o,
-                          auto const& f) {
-  std::vector<float> d_lse = c.d_lse;
-  for (std::size_t row = 0; row < d_lse.size(); ++row) {
-    double lost = 0;
-    for (std::size_t x = row * C.head_dim; x < (row + 1) * C.head_dim; ++x)
-      lost += to_float(c.d_o[x]) * (to_float(c.o[x]) - exact_o[x]);
-    d_lse[row] = float(d_lse[row] + lost);
-  }
-  check_cuda(cudaMemcpy(device.d_lse.template as<float>(), d_lse.data(), d_lse.size() * sizeof(float),
-                        cudaMemcpyHostToDevice));
-  device.run(f);
-}
-
 /// What the label of a kernel of this precision holds.
 template <config C>
 inline constexpr char const* precision_in_labels = C.precision == precision::f32          ? "ffma f32"
@@ -94,7 +77,6 @@ std::pair<reference::result, reference::result> check_on_device(attention_case<C
     CHECK(kernel.rfind("cuda sm", 0) == 0);
     CHECK(kernel.find(precision_in_labels<C>) != std::string::npos);
   }
-  if (C.precision == precision::bf16_split) run_with_exact_delta(device, c, exact.o, on_gpu);
   auto const close = [](auto const& x, auto const& yard, auto const& right) {
     using T = typename std::decay_t<decltype(x)>::value_type;
     CHECK(relative_error(x, right) <= device_tolerance<C, T>(relative_error(yard, right)));

@@ -94,25 +94,20 @@ class key_gradient_kernel {
   __device__ void load_keys() const {
     block const t = tiles().tile(b_, 0, 0, j_);
     int const valid = t.k_end - t.k_begin;
-    gpu::copy_rows<threads, d>(k_, p_.a.k.row(b_, t.k_begin, kv_head_), p_.a.k.stride.sequence, valid,
-                               p_.aligned_inputs);
+    gpu::copy_tile<op, threads, d>(k_, p_.a.k.row(b_, t.k_begin, kv_head_), p_.a.k.stride.sequence, valid,
+                                   p_.aligned_inputs);
     if (want_k)
-      gpu::copy_rows<threads, d>(v_, p_.a.v.row(b_, t.k_begin, kv_head_), p_.a.v.stride.sequence, valid,
-                                 p_.aligned_inputs);
+      gpu::copy_tile<op, threads, d>(v_, p_.a.v.row(b_, t.k_begin, kv_head_), p_.a.v.stride.sequence, valid,
+                                     p_.aligned_inputs);
     gpu::cp_async_commit();
-    if (op::prepares) {
-      gpu::cp_async_wait<0>();
-      if (want_k) op::template prepare<threads>(k_, v_);
-      else op::template prepare<threads>(k_);
-    }
   }
   __device__ void load_queries(cursor at, int stage) const {
     block const t = tiles().tile(b_, at.h, at.i, j_);
     int const valid = t.q_end - t.q_begin;
-    gpu::copy_rows<threads, d>(q_.stage(stage), p_.a.q.row(gpu::anew(b_), t.q_begin, at.h), p_.a.q.stride.sequence,
-                               valid, p_.aligned_inputs);
-    gpu::copy_rows<threads, d>(d_o_.stage(stage), p_.a.d_o.row(gpu::anew(b_), t.q_begin, at.h),
-                               p_.a.d_o.stride.sequence, valid, p_.aligned_inputs);
+    gpu::copy_two_tiles<op, threads, d>(q_.stage(stage), p_.a.q.row(gpu::anew(b_), t.q_begin, at.h),
+                                        p_.a.q.stride.sequence, d_o_.stage(stage),
+                                        p_.a.d_o.row(gpu::anew(b_), t.q_begin, at.h), p_.a.d_o.stride.sequence, valid,
+                                        p_.aligned_inputs);
     std::int64_t const from = p_.row_index(b_, at.h, t.q_begin);
     for (int r = int(threadIdx.x); r < size.columns; r += threads) {
       gpu::cp_async_4(base_address(stage) + r * 4, p_.row.base + from + r);
@@ -132,7 +127,6 @@ class key_gradient_kernel {
     } else {
       gpu::cp_async_wait<0>();
     }
-    op::template prepare<threads>(q_.stage(stage), d_o_.stage(stage));
     __syncthreads();
   }
 

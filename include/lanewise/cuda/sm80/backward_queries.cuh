@@ -3,13 +3,18 @@
 // A block owns one query tile of one (batch, query head), a warp 16 m of its rows, and walks the key tiles in ascending
 // order:
 //   S = Q K^T,  P = 2^(S - LSE),  dP = dO V^T,  dS = P (dP - delta),  dQ += dS K
+//
+// Where delta is not taken from a stored o (recomputes_delta), the same walk before every other sums it:
+//   delta += rowsum(P dP)
 #pragma once
 
 #include "backward_problem.cuh"
 
 namespace lanewise::sm80 {
 
-template <config C, tuning T, class F>
+enum class query_walk { gradient, delta };
+
+template <config C, tuning T, class F, query_walk W = query_walk::gradient>
 class query_gradient_kernel {
   using E = element<C>;
   using G = gradient<C>;
@@ -22,7 +27,7 @@ class query_gradient_kernel {
   using live_columns = gpu::live_columns<size.warps()>;
 
  public:
-  static constexpr char const* name = "sm80 backward, dQ";
+  static constexpr char const* name = W == query_walk::delta ? "sm80 backward, delta" : "sm80 backward, dQ";
   static constexpr int threads = size.threads();
   static constexpr int shared_bytes =
       fits<2 * query_tile::bytes + size.stages * 2 * key_tile::bytes + live_columns::bytes>();
@@ -40,9 +45,10 @@ class query_gradient_kernel {
 
   __device__ void run(std::int64_t unit) {
     locate(unit);
-    gpu::clear<m, width / 8>(d_q_);
+    clear_sums();
     std::int32_t j = next_key_tile(p_.f, tiles(), b_, h_, i_, -1);
-    if (j < tiles().k_tiles()) {
+    bool const sees_keys = j < tiles().k_tiles();
+    if (sees_keys) {
       load_queries();
       load_keys(j, 0);
     }
@@ -54,7 +60,8 @@ class query_gradient_kernel {
       if (size.stages == 1 && after < tiles().k_tiles()) load_keys(after, 0);
       j = after;
     }
-    finish();
+    if constexpr (W == query_walk::gradient) finish();
+    else if (sees_keys) finish_delta();
   }
 
  private:
@@ -75,9 +82,10 @@ class query_gradient_kernel {
   __device__ void load_queries() {
     block const t = tiles().tile(b_, h_, i_, 0);
     int const valid = t.q_end - t.q_begin;
-    gpu::copy_rows<threads, d>(q_, p_.a.q.row(b_, t.q_begin, h_), p_.a.q.stride.sequence, valid, p_.aligned_inputs);
-    gpu::copy_rows<threads, d>(d_o_, p_.a.d_o.row(b_, t.q_begin, h_), p_.a.d_o.stride.sequence, valid,
-                               p_.aligned_inputs);
+    gpu::copy_tile<op, threads, d>(q_, p_.a.q.row(b_, t.q_begin, h_), p_.a.q.stride.sequence, valid,
+                                   p_.aligned_inputs);
+    gpu::copy_tile<op, threads, d>(d_o_, p_.a.d_o.row(b_, t.q_begin, h_), p_.a.d_o.stride.sequence, valid,
+                                   p_.aligned_inputs);
     gpu::cp_async_commit();
     std::int64_t const from = p_.row_index(b_, h_, t.q_begin + first_row() + gpu::lane_index() / 4);
 #pragma unroll
@@ -87,18 +95,14 @@ class query_gradient_kernel {
         base_[i][half] = p_.row.base[from + 16 * i + 8 * half];
         delta_[i][half] = p_.row.delta[from + 16 * i + 8 * half];
       }
-    if (op::prepares) {
-      gpu::cp_async_wait<0>();
-      op::template prepare<threads>(q_, d_o_);
-    }
   }
   __device__ void load_keys(std::int32_t j, int stage) const {
     block const t = tiles().tile(b_, h_, i_, j);
     int const valid = t.k_end - t.k_begin;
-    gpu::copy_rows<threads, d>(k_.stage(stage), p_.a.k.row(gpu::anew(b_), t.k_begin, gpu::anew(kv_head_)),
-                               p_.a.k.stride.sequence, valid, p_.aligned_inputs);
-    gpu::copy_rows<threads, d>(v_.stage(stage), p_.a.v.row(gpu::anew(b_), t.k_begin, gpu::anew(kv_head_)),
-                               p_.a.v.stride.sequence, valid, p_.aligned_inputs);
+    gpu::copy_two_tiles<op, threads, d>(
+        k_.stage(stage), p_.a.k.row(gpu::anew(b_), t.k_begin, gpu::anew(kv_head_)), p_.a.k.stride.sequence,
+        v_.stage(stage), p_.a.v.row(gpu::anew(b_), t.k_begin, gpu::anew(kv_head_)), p_.a.v.stride.sequence, valid,
+        p_.aligned_inputs);
     gpu::cp_async_commit();
   }
 
@@ -111,7 +115,6 @@ class query_gradient_kernel {
     } else {
       gpu::cp_async_wait<0>();
     }
-    op::template prepare<threads>(k_.stage(stage), v_.stage(stage));
     __syncthreads();
   }
 
@@ -126,7 +129,7 @@ class query_gradient_kernel {
     gpu::multiply_rows<op, unroll>(s, q_, first_row(), k);
     gpu::apply_variant<gpu::rows_are::queries>(s, raw.address(), p_.f, tile, first_row(), c, ragged, p_.scale);
     bool const masked = has_mask<F> && c == cover::partial;
-    if (masked) {
+    if (masked && W == query_walk::gradient) {
       live_.publish(gpu::live_columns_of(s));
       __syncthreads();
       if (live_.template any_dead<n>()) {
@@ -137,9 +140,13 @@ class query_gradient_kernel {
     probabilities(s);
     gpu::multiply_rows<op, unroll>(dp, d_o_, first_row(), v);
     if (masked || ragged) drop_masked(s, dp);
-    score_gradients(s, dp);
-    if constexpr (has_score<F>) through_score<gpu::rows_are::queries>(dp, raw.s, p_.f, tile, first_row());
-    gpu::multiply_columns<op>(d_q_, dp, k);
+    if constexpr (W == query_walk::delta) {
+      add_to_delta(s, dp);
+    } else {
+      score_gradients(s, dp);
+      if constexpr (has_score<F>) through_score<gpu::rows_are::queries>(dp, raw.s, p_.f, tile, first_row());
+      gpu::multiply_columns<op>(d_q_, dp, k);
+    }
   }
 
   /// P = 2^(S - LSE)
@@ -154,6 +161,41 @@ class query_gradient_kernel {
         0, [&](int, int, int i, int j, int e) { dp[i][j].x[e] = p[i][j].x[e] * (dp[i][j].x[e] - delta_[i][e / 2]); });
   }
 
+  /// This lane's share of rowsum(P dP), a tile's sum at a time.
+  __device__ __forceinline__ void add_to_delta(gpu::accumulators<m, n> const& p, gpu::accumulators<m, n> const& dp) {
+#pragma unroll
+    for (int i = 0; i < m; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float of_tile = 0.f;
+#pragma unroll
+        for (int j = 0; j < n; ++j)
+#pragma unroll
+          for (int e = 2 * half; e < 2 * half + 2; ++e) of_tile = fmaf(p[i][j].x[e], dp[i][j].x[e], of_tile);
+        sum_[i][half] += of_tile;
+      }
+  }
+  __device__ __forceinline__ void finish_delta() const {
+    block const t = tiles().tile(b_, h_, i_, 0);
+    std::int64_t const from = p_.row_index(b_, h_, t.q_begin);
+#pragma unroll
+    for (int i = 0; i < m; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float const whole = delta_[i][half] + gpu::row_sum(sum_[i][half]);
+        int const row = first_row() + 16 * i + 8 * half + gpu::lane_index() / 4;
+        if (row < t.q_end - t.q_begin && gpu::lane_index() % 4 == 0) p_.row.delta[from + row] = whole;
+      }
+  }
+
+  __device__ __forceinline__ void clear_sums() {
+    if constexpr (W == query_walk::gradient) {
+      gpu::clear<m, width / 8>(d_q_);
+    } else {
+#pragma unroll
+      for (int i = 0; i < m; ++i) sum_[i][0] = sum_[i][1] = 0.f;
+    }
+  }
   __device__ __forceinline__ void finish() const {
     block const t = tiles().tile(b_, h_, i_, 0);
     float factor[m][2];
@@ -174,6 +216,7 @@ class query_gradient_kernel {
   std::int32_t i_, b_, h_, kv_head_;
   float base_[m][2], delta_[m][2];
   gpu::accumulators<m, width / 8> d_q_;
+  float sum_[m][2];  ///< rowsum(P dP)
 };
 
 }  // namespace lanewise::sm80

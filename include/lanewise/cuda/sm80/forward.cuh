@@ -26,6 +26,7 @@ class forward_kernel {
   static constexpr int unroll = steps_at_once<op>(m, width);
   using query_tile = typename op::template tile<size.rows, width>;
   using key_tile = typename op::template tile<size.columns, width>;
+  using key_transfer = typename op::template transfer<size.threads(), d, key_tile>;
   using live_columns = gpu::live_columns<size.warps()>;
 
  public:
@@ -60,13 +61,16 @@ class forward_kernel {
     gpu::clear<m, width / 8>(o_);
     softmax_.start();
     std::int32_t j = next_key_tile(p_.f, tiles(), b_, h_, i_, -1);
-    bool first = true;
-    if (j < tiles().k_tiles()) load_queries(), load_keys(p_.a.k, k_, j);
+    if (j < tiles().k_tiles()) {
+      load_queries();
+      key_transfer k;
+      start(k, p_.a.k, k_, j);
+      k.finish(k_);
+    }
     while (j < tiles().k_tiles()) {
       std::int32_t const next = next_key_tile(p_.f, tiles(), b_, h_, i_, j);
-      step(j, next, first);
+      step(j, next);
       j = next;
-      first = false;
     }
     locate(unit);  // again: cheaper than to keep the head in a register
     finish();
@@ -90,43 +94,43 @@ class forward_kernel {
 
   __device__ void load_queries() const {
     block const t = tiles().tile(b_, h_, i_, 0);
-    gpu::copy_rows<threads, d>(q_, p_.a.q.row(b_, t.q_begin, h_), p_.a.q.stride.sequence, t.q_end - t.q_begin,
-                               p_.aligned);
+    gpu::copy_tile<op, threads, d>(q_, p_.a.q.row(b_, t.q_begin, h_), p_.a.q.stride.sequence, t.q_end - t.q_begin,
+                                   p_.aligned);
   }
-  __device__ void load_keys(view<E const> const& from, key_tile to, std::int32_t j) const {
+  __device__ __forceinline__ void start(key_transfer& x, view<E const> const& from, key_tile to, std::int32_t j) const {
     block const t = tiles().tile(b_, h_, i_, j);
-    gpu::copy_rows<threads, d>(to, from.row(gpu::anew(b_), t.k_begin, gpu::anew(kv_head_)), from.stride.sequence,
-                               t.k_end - t.k_begin, p_.aligned);
+    x.start(to, from.row(gpu::anew(b_), t.k_begin, gpu::anew(kv_head_)), from.stride.sequence, t.k_end - t.k_begin,
+            p_.aligned);
     gpu::cp_async_commit();
   }
 
   /// One key tile; K of it is on its way, K of `next` is when it returns.
-  __device__ __forceinline__ void step(std::int32_t j, std::int32_t next, bool first) {
+  __device__ __forceinline__ void step(std::int32_t j, std::int32_t next) {
     block const tile = tiles().tile(b_, h_, i_, j);
     cover const c = cover_of(p_.f, tile);
     bool const ragged = tile.k_end - tile.k_begin < size.columns || tile.q_end - tile.q_begin < size.rows;
     gpu::accumulators<m, n> s;
+    key_transfer v, k;
 
     gpu::cp_async_wait<0>();
-    if (first) op::template prepare<threads>(q_, k_);
-    else op::template prepare<threads>(k_);
     __syncthreads();
-    load_keys(p_.a.v, v_, j);
+    start(v, p_.a.v, v_, j);
     gpu::multiply_rows<op, unroll>(s, q_, first_row(), k_);
     gpu::apply_variant<gpu::rows_are::queries>(s, no_raw, p_.f, tile, first_row(), c, ragged, p_.scale);
     bool const masked = has_mask<F> && c == cover::partial;
     if (masked) live_.publish(gpu::live_columns_of(s));
 
+    v.finish(v_);
     gpu::cp_async_wait<0>();
-    op::template prepare<threads>(v_);
     __syncthreads();
-    if (next < tiles().k_tiles()) load_keys(p_.a.k, k_, next);
+    if (next < tiles().k_tiles()) start(k, p_.a.k, k_, next);
     softmax_.step(s, o_, p_.scale.factor);
     if (masked && live_.template any_dead<n>()) {
       gpu::zero_rows<threads>(v_, [&](int row) { return live_.dead(row); });
       __syncthreads();
     }
     gpu::multiply_columns<op>(o_, s, v_);
+    if (next < tiles().k_tiles()) k.finish(k_);
   }
 
   /// O / l and LSE = m + log l; a sink joins as one more key of value zero.

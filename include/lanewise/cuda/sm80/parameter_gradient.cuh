@@ -94,10 +94,9 @@ class parameter_kernel {
   template <class Tile>
   __device__ void load(Tile to, view<E const> const& from, std::int32_t b, std::int32_t s, std::int32_t h,
                        int valid) const {
-    gpu::copy_rows<threads, d>(to, from.row(b, s, h), from.stride.sequence, valid, p_.aligned_inputs);
+    gpu::copy_tile<op, threads, d>(to, from.row(b, s, h), from.stride.sequence, valid, p_.aligned_inputs);
     gpu::cp_async_commit();
     gpu::cp_async_wait<0>();
-    op::template prepare<threads>(to);
     __syncthreads();
   }
 

@@ -1,5 +1,6 @@
 // delta = rowsum(dO * O) - dLSE and the LSE in log2 units, one pass over O and dO before the backward (Dao 2023,
-// algorithm 2, line 4). Eight lanes a row; a block does row_padding rows of one (batch, head).
+// algorithm 2, line 4). Eight lanes a row; a block does row_padding rows of one (batch, head). Where delta is summed
+// from P and dP instead (recomputes_delta), this pass leaves -dLSE of it.
 #pragma once
 
 #include "backward_problem.cuh"
@@ -35,7 +36,7 @@ class preprocess_kernel {
     for (int r = int(threadIdx.x) / lanes_per_row; r < row_padding; r += threads / lanes_per_row) {
       std::int64_t const q = first + r;
       bool const inside = q < p_.o.size.sequence;
-      float sum = inside ? dot(p_.o.row(b, q, h), p_.d_o.row(b, q, h)) : 0.f;
+      float sum = inside && !recomputes_delta<C> ? dot(p_.o.row(b, q, h), p_.d_o.row(b, q, h)) : 0.f;
 #pragma unroll
       for (int step = 1; step < lanes_per_row; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
       if (int(threadIdx.x) % lanes_per_row != 0) continue;

@@ -82,7 +82,7 @@ constexpr shape_of_tile key_gradient_shape() {
   return tuned(t, T.sm80_backward, false);
 }
 template <config C>
-constexpr bool key_gradients_apart = width_of<C>() > (is_16_bit<C> || C.precision == precision::tf32 ? 128 : 64);
+constexpr bool key_gradients_apart = width_of<C>() > (C.precision == precision::f32 ? 64 : 128);
 
 /// Rows: queries with Q, dO, dQ; columns: keys, K and V. Registers: dQ 16 m w / 32 + S and dP 32 m columns / 32.
 template <config C, tuning T, class F>
@@ -97,7 +97,7 @@ constexpr shape_of_tile query_gradient_shape() {
     else if (w <= 192) t = {64, 32, 1, 2};                           // 192: 96 + 32, 96 KiB
     else t = {64, 32, 1, 1};                                         // 256: 128 + 32, 96 KiB
   } else {
-    if (w <= 64) t = {128, 32, widest_m<C>(2), 2};  // 64: 64 + 64, 96 KiB
+    if (w <= 64) t = {128, 32, widest_m<C>(2), C.precision == precision::f32 ? 2 : 1};  // 64: 64 + 64, 96 KiB
     else if (w <= 128) t = {64, 32, 1, 1};          // 128: 64 + 32, 96 KiB
     else t = {32, 16, 1, 1};                        // 256: 128 + 16, 96 KiB
   }

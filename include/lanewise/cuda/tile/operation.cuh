@@ -2,8 +2,8 @@
 // accumulator becomes one, and the multiply-add. Kernels and gemm.cuh know nothing else about a precision; a new one is
 // a new struct here.
 //
-//   tile         rows of an operand in shared memory      prepare<threads>(tiles...): from the rows as copied to what
-//                                                         the loads expect, by all threads, who see it after a barrier
+//   tile         rows of an operand in shared memory      transfer: how rows get there, converted to what the loads
+//                                                         expect (copy.cuh)
 //   a_fragment   16 rows of A for one step of K           load_a(lane, tile, row, k)
 //   b_fragment   16 columns of B for one step of K        load_b_rows(lane, tile, n, k):    tile holds B^T, [n][k]
 //                                                         load_b_columns(lane, tile, k, n): tile holds B,   [k][n]
@@ -49,9 +49,9 @@ template <class E>
 struct plain_operation {
   template <int rows, int width>
   using tile = shared_tile<E, rows, width>;
-  static constexpr bool prepares = false, promotes_sums = false;
-  template <int threads, class... Tile>
-  __device__ static void prepare(Tile...) {}
+  template <int threads, int head_dim, class Tile, int rows = Tile::rows>
+  using transfer = async_transfer<threads, head_dim, Tile>;
+  static constexpr bool promotes_sums = false;
   /// One element of an operand as a product sees it.
   __device__ static float as_operand(float x) { return x; }
   /// Completes C = A B^T.
@@ -162,9 +162,11 @@ template <>
 struct operation<precision::f32_split> {
   using one = operation_16_bit<f16>;
   static constexpr int k = one::k, c_tiles = one::c_tiles, unroll = 16;
-  static constexpr bool prepares = true, promotes_sums = true;
+  static constexpr bool promotes_sums = true;
   template <int rows, int width>
   using tile = split_tile<rows, width>;
+  template <int threads, int head_dim, class Tile, int rows = Tile::rows>
+  using transfer = splitting_transfer<threads, head_dim, Tile, rows>;
   using fed = fed_limbs<f16>;
   struct a_fragment {
     one::a_fragment high, low;
@@ -173,11 +175,6 @@ struct operation<precision::f32_split> {
     one::b_fragment high, low;
   };
 
-  template <int threads, class... Tile>
-  __device__ static void prepare(Tile... tiles) {
-    __syncthreads();
-    (split_rows<threads>(tiles), ...);
-  }
   __device__ static float as_operand(float x) { return x; }
 
   template <class Tile>
@@ -245,17 +242,14 @@ struct operation<precision::f32_split> {
   }
 };
 
-/// f32 storage, products in tf32 on m16n8k8. Staged tiles are rounded in shared memory, accumulators as they are fed.
+/// f32 storage, products in tf32 on m16n8k8. Tiles are rounded on their way to shared memory, accumulators as they are
+/// fed.
 template <>
 struct operation<precision::tf32> : plain_operation<float>, matrix_operands<lane_maps::m16n8k8_tf32> {
   static constexpr int unroll = 32;
-  static constexpr bool prepares = true;
   using fed = a_fragment;
-
-  template <int threads, class... Tile>
-  __device__ static void prepare(Tile... tiles) {
-    (round_own_chunks<threads>(tiles), ...);
-  }
+  template <int threads, int head_dim, class Tile, int rows = Tile::rows>
+  using transfer = rounding_transfer<threads, head_dim, Tile, rows>;
   __device__ static float as_operand(float x) { return bit_cast<float>(round_to_tf32(x) & 0xffffe000u); }
 
   /// Rows in the map's permuted order; with the swizzle the 32 lanes read 32 different banks.
@@ -355,5 +349,40 @@ struct operation<precision::f32> : plain_operation<float> {
     }
   }
 };
+
+/// Registers of a thread that hold rows on their way.
+inline constexpr int transfer_registers = 64;
+
+/// A tile that stays, slice by slice where the whole would not fit the registers.
+template <class Op, int threads, int head_dim, class Tile, class E>
+__device__ __forceinline__ void copy_tile(Tile to, E const* from, std::int64_t stride, int valid, bool aligned) {
+  constexpr int all = Op::template transfer<threads, head_dim, Tile>::registers;
+  constexpr int rows = all <= transfer_registers ? Tile::rows : Tile::rows * transfer_registers / all;
+  static_assert(Tile::rows % rows == 0);
+#pragma unroll 1
+  for (int first = 0; first < Tile::rows; first += rows) {
+    typename Op::template transfer<threads, head_dim, Tile, rows> part;
+    part.start(to, from + first * stride, stride, valid - first, aligned);
+    if constexpr (rows == Tile::rows) part.finish(to);
+    else part.finish(to, first);
+  }
+}
+
+/// Two tiles, both on their way at once where the registers hold them.
+template <class Op, int threads, int head_dim, class Tile, class E>
+__device__ __forceinline__ void copy_two_tiles(Tile to_1, E const* from_1, std::int64_t stride_1, Tile to_2,
+                                               E const* from_2, std::int64_t stride_2, int valid, bool aligned) {
+  using transfer = typename Op::template transfer<threads, head_dim, Tile>;
+  if constexpr (2 * transfer::registers <= transfer_registers) {
+    transfer one, two;
+    one.start(to_1, from_1, stride_1, valid, aligned);
+    two.start(to_2, from_2, stride_2, valid, aligned);
+    one.finish(to_1);
+    two.finish(to_2);
+  } else {
+    copy_tile<Op, threads, head_dim>(to_1, from_1, stride_1, valid, aligned);
+    copy_tile<Op, threads, head_dim>(to_2, from_2, stride_2, valid, aligned);
+  }
+}
 
 }  // namespace lanewise::gpu

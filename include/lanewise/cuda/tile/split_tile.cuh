@@ -1,4 +1,4 @@
-// f32 rows in shared memory as two f16 limbs of each element, in place: where 8 elements of a row lay, 8 high limbs and
+// f32 rows in shared memory as two f16 limbs of each element: where 8 elements of a row would lie, 8 high limbs and
 // then 8 low limbs lie, each a chunk that ldmatrix reads.
 //
 //   x s = high + low,  high = round(x s),  low = round(x s - high),  s a power of two that brings the row's largest
@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "../instruction/mma.cuh"
+#include "copy.cuh"
 #include "shared_tile.cuh"
 
 namespace lanewise::gpu {
@@ -51,39 +52,82 @@ __device__ __forceinline__ limb_scale limb_scale_of(float largest) {
   return {bit_cast<float>((268 - exponent) << 23), bit_cast<float>((exponent - 14) << 23)};
 }
 
-/// Splits the rows that copy_rows brought, four lanes a row; between two barriers. Rows are read twice, since a row of
-/// 256 held in registers beside the accumulators would not fit.
-template <int threads, class Tile>
-__device__ __forceinline__ void split_rows(Tile tile) {
-  constexpr int lanes = 4, pairs = Tile::width / 8;
-  int const thread = thread_index_anew() & (threads - 1), lane = thread % lanes;
-  auto const for_each_pair = [&](auto const& visit) {
-#pragma unroll 2
-    for (int first = 0; first < pairs; first += lanes)
-      if (pairs % lanes == 0 || first + lane < pairs) visit(first + lane);
-  };
-#pragma unroll 1
-  for (int row = thread / lanes; row < Tile::rows; row += threads / lanes) {
-    float largest = 0.f;
-    for_each_pair([&](int pair) {
-      for (int half = 0; half < 2; ++half) {
-        float4 const x = load_shared_4(tile.address(row, 2 * pair + half));
-        largest = fmaxf(fmaxf(fmaxf(largest, fabsf(x.x)), fmaxf(fabsf(x.y), fabsf(x.z))), fabsf(x.w));
-      }
-    });
-    limb_scale const s = limb_scale_of(row_max(largest));
-    if (lane == 0) store_shared_word(tile.factor_address(row), bit_cast<std::uint32_t>(s.down));
-    for_each_pair([&](int pair) {
-      float4 const x = load_shared_4(tile.address(row, 2 * pair)), y = load_shared_4(tile.address(row, 2 * pair + 1));
-      std::uint32_t high[4], low[4];
-      split(f16{}, high[0], low[0], x.x * s.up, x.y * s.up);
-      split(f16{}, high[1], low[1], x.z * s.up, x.w * s.up);
-      split(f16{}, high[2], low[2], y.x * s.up, y.y * s.up);
-      split(f16{}, high[3], low[3], y.z * s.up, y.w * s.up);
-      store_shared_4(tile.address(row, 2 * pair), high[0], high[1], high[2], high[3]);
-      store_shared_4(tile.address(row, 2 * pair + 1), low[0], low[1], low[2], low[3]);
-    });
+/// Rows of f32 split on the way (see copy.cuh): `rows` of the tile from `first` on. The lanes of a row hold 8 elements
+/// of it each, again and again, and find its largest magnitude before they write their limbs.
+template <int threads, int head_dim, class Tile, int rows = Tile::rows>
+class splitting_transfer {
+  static constexpr int lanes = threads >= 8 * rows ? 8 : 4, at_once = threads / lanes;
+  static constexpr int passes = (rows + at_once - 1) / at_once, pairs = Tile::width / 8,
+                       count = (pairs + lanes - 1) / lanes;
+  float4 x_[passes][count][2];
+
+ public:
+  static constexpr int registers = 8 * passes * count;
+
+  __device__ __forceinline__ void start(Tile, float const* from, std::int64_t stride, int valid, bool aligned) {
+    if (aligned) load<true>(from, stride, valid);
+    else load<false>(from, stride, valid);
   }
-}
+
+  __device__ __forceinline__ void finish(Tile to, int first = 0) const {
+    int const thread = thread_index_anew(), lane = thread % lanes;
+#pragma unroll
+    for (int pass = 0; pass < passes; ++pass) {
+      int const row = pass * at_once + thread / lanes;
+      limb_scale const s = limb_scale_of(largest(pass));
+      if (rows % at_once != 0 && row >= rows) break;
+      if (lane == 0) store_shared_word(to.factor_address(first + row), bit_cast<std::uint32_t>(s.down));
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        int const pair = i * lanes + lane;
+        if (pairs % lanes != 0 && pair >= pairs) break;
+        put(to, first + row, pair, x_[pass][i][0], x_[pass][i][1], s.up);
+      }
+    }
+  }
+
+ private:
+  template <bool aligned>
+  __device__ __forceinline__ void load(float const* from, std::int64_t stride, int valid) {
+    int const thread = thread_index_anew(), lane = thread % lanes;
+    float const* source = from + thread / lanes * stride + 8 * lane;
+#pragma unroll
+    for (int pass = 0; pass < passes; ++pass) {
+      int const row = pass * at_once + thread / lanes;
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        bool const inside =
+            row < valid && (head_dim == Tile::width && pairs % lanes == 0 || 8 * (i * lanes + lane) < head_dim);
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          x_[pass][i][half] = inside ? load_global_4(source + 8 * lanes * i + 4 * half, aligned) : float4{};
+      }
+      source += at_once * stride;
+    }
+  }
+  /// Of the row of a pass, over its lanes.
+  __device__ __forceinline__ float largest(int pass) const {
+    float most = 0.f;
+#pragma unroll
+    for (int i = 0; i < count; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float4 const x = x_[pass][i][half];
+        most = fmaxf(fmaxf(fmaxf(most, fabsf(x.x)), fmaxf(fabsf(x.y), fabsf(x.z))), fabsf(x.w));
+      }
+#pragma unroll
+    for (int step = 1; step < lanes; step *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+    return most;
+  }
+  __device__ __forceinline__ static void put(Tile to, int row, int pair, float4 x, float4 y, float up) {
+    std::uint32_t high[4], low[4];
+    split(f16{}, high[0], low[0], x.x * up, x.y * up);
+    split(f16{}, high[1], low[1], x.z * up, x.w * up);
+    split(f16{}, high[2], low[2], y.x * up, y.y * up);
+    split(f16{}, high[3], low[3], y.z * up, y.w * up);
+    store_shared_4(to.address(row, 2 * pair), high[0], high[1], high[2], high[3]);
+    store_shared_4(to.address(row, 2 * pair + 1), low[0], low[1], low[2], low[3]);
+  }
+};
 
 }  // namespace lanewise::gpu
