@@ -18,7 +18,7 @@ class key_gradient_kernel {
   static constexpr shape_of_tile size = key_gradient_shape<C, T, F>();
   static constexpr int d = C.head_dim, width = width_of<C>(), m = size.m, n = size.columns / 8;
   /// dK and dV leave no registers for the addresses of a whole row: all of it in one stretch is 1% slower, with spills.
-  static constexpr int unroll = op::unroll < 4 ? op::unroll : 4;
+  static constexpr int unroll = 2;
   using key_tile = typename op::template tile<size.rows, width>;
   using query_tile = typename op::template tile<size.columns, width>;
   using live_columns = gpu::live_columns<size.warps()>;
@@ -88,7 +88,6 @@ class key_gradient_kernel {
     j_ = gpu::anew(std::int32_t(unit % count));
     b_ = gpu::anew(std::int32_t(bh / heads));
     kv_head_ = std::int32_t(bh % heads);
-    row_ = int(threadIdx.x / 32) * 16 * m;
   }
 
   __device__ void load_keys() const {
@@ -108,8 +107,8 @@ class key_gradient_kernel {
                                         p_.a.q.stride.sequence, d_o_.stage(stage),
                                         p_.a.d_o.row(gpu::anew(b_), t.q_begin, at.h), p_.a.d_o.stride.sequence, valid,
                                         p_.aligned_inputs);
-    std::int64_t const from = p_.row_index(b_, at.h, t.q_begin);
-    for (int r = int(threadIdx.x); r < size.columns; r += threads) {
+    std::int64_t const from = p_.row_index(gpu::anew(b_), at.h, t.q_begin);
+    if (int const r = gpu::thread_index_anew(); r < size.columns) {
       gpu::cp_async_4(base_address(stage) + r * 4, p_.row.base + from + r);
       gpu::cp_async_4(delta_address(stage) + r * 4, p_.row.delta + from + r);
     }
@@ -138,8 +137,8 @@ class key_gradient_kernel {
     gpu::accumulators<m, n> s, dp;
     raw_scores<F, m, n> raw;
 
-    gpu::multiply_rows<op, unroll>(s, k_, row_, q);
-    gpu::apply_variant<gpu::rows_are::keys>(s, raw.address(), p_.f, tile, row_, c, ragged, p_.scale);
+    gpu::multiply_rows<op, unroll>(s, k_, first_row(), q);
+    gpu::apply_variant<gpu::rows_are::keys>(s, raw.address(), p_.f, tile, first_row(), c, ragged, p_.scale);
     bool const masked = has_mask<F> && c == cover::partial;
     if (masked) {
       live_.publish(gpu::live_columns_of(s));
@@ -153,10 +152,10 @@ class key_gradient_kernel {
     probabilities(s, stage);
     if (want_v) gpu::multiply_columns<op>(d_v_, s, d_o);
     if constexpr (want_k) {
-      gpu::multiply_rows<op, unroll>(dp, v_, row_, d_o);
+      gpu::multiply_rows<op, unroll>(dp, v_, first_row(), d_o);
       if (masked || ragged) drop_masked(s, dp);
       score_gradients(s, dp, stage);
-      if constexpr (has_score<F>) through_score<gpu::rows_are::keys>(dp, raw.s, p_.f, tile, row_);
+      if constexpr (has_score<F>) through_score<gpu::rows_are::keys>(dp, raw.s, p_.f, tile, first_row());
       gpu::multiply_columns<op>(d_k_, dp, q);
     }
   }
@@ -196,12 +195,15 @@ class key_gradient_kernel {
 #pragma unroll
       for (int i = 0; i < m; ++i) factor[i][0] = factor[i][1] = scale;
       gpu::store_rows<d, G>(
-          {to.row(b_, t.k_begin, kv_head_), to.stride.sequence, valid, p_.aligned_outputs, p_.a.accumulate}, row_, from,
+          {to.row(b_, t.k_begin, kv_head_), to.stride.sequence, valid, p_.aligned_outputs, p_.a.accumulate}, first_row(), from,
           factor);
     };
     if (want_k && p_.a.d_k) put(p_.a.d_k, d_k_, p_.a.scale);
     if (want_v && p_.a.d_v) put(p_.a.d_v, d_v_, 1.f);
   }
+
+  /// The first row of this warp; cheaper to compute again than to keep in a register.
+  __device__ static int first_row() { return gpu::thread_index_anew() / 32 * 16 * m; }
 
   problem const& p_;
   key_tile k_, v_;
@@ -209,7 +211,6 @@ class key_gradient_kernel {
   std::uint32_t rows_;
   live_columns live_;
   std::int32_t j_, b_, kv_head_;
-  int row_;
   gpu::accumulators<m, width / 8> d_k_, d_v_;
 };
 
