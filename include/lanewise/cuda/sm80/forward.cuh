@@ -23,6 +23,8 @@ class forward_kernel {
   using op = gpu::operation<C.precision>;
   static constexpr shape_of_tile size = forward_shape<C, T, F>();
   static constexpr int d = C.head_dim, width = width_of<C>(), m = size.m, n = size.columns / 8;
+  /// Rows wait in registers during the products where the accumulators leave room for them.
+  static constexpr bool overlaps = m * width < 256;
   static constexpr int unroll = steps_at_once<op>(m, width);
   using query_tile = typename op::template tile<size.rows, width>;
   using key_tile = typename op::template tile<size.columns, width>;
@@ -115,22 +117,26 @@ class forward_kernel {
     gpu::cp_async_wait<0>();
     __syncthreads();
     start(v, p_.a.v, v_, j);
+    if (!overlaps) v.finish(v_);
     gpu::multiply_rows<op, unroll>(s, q_, first_row(), k_);
     gpu::apply_variant<gpu::rows_are::queries>(s, no_raw, p_.f, tile, first_row(), c, ragged, p_.scale);
     bool const masked = has_mask<F> && c == cover::partial;
     if (masked) live_.publish(gpu::live_columns_of(s));
 
-    v.finish(v_);
+    if (overlaps) v.finish(v_);
     gpu::cp_async_wait<0>();
     __syncthreads();
-    if (next < tiles().k_tiles()) start(k, p_.a.k, k_, next);
+    if (next < tiles().k_tiles()) {
+      start(k, p_.a.k, k_, next);
+      if (!overlaps) k.finish(k_);
+    }
     softmax_.step(s, o_, p_.scale.factor);
     if (masked && live_.template any_dead<n>()) {
       gpu::zero_rows<threads>(v_, [&](int row) { return live_.dead(row); });
       __syncthreads();
     }
     gpu::multiply_columns<op>(o_, s, v_);
-    if (next < tiles().k_tiles()) k.finish(k_);
+    if (overlaps && next < tiles().k_tiles()) k.finish(k_);
   }
 
   /// O / l and LSE = m + log l; a sink joins as one more key of value zero.
