@@ -17,7 +17,8 @@ class key_gradient_kernel {
   using op = gpu::operation<C.precision>;
   static constexpr shape_of_tile size = key_gradient_shape<C, T, F>();
   static constexpr int d = C.head_dim, width = width_of<C>(), m = size.m, n = size.columns / 8;
-  /// dK and dV leave no registers for the addresses of a whole row: all of it in one stretch is 1% slower, with spills.
+  /// dK and dV leave no registers for the addresses of a whole row: all of it in one stretch is 1% slower, with spills;
+  /// with 4 steps a mask at width 64 and tf32 at 128 spill.
   static constexpr int unroll = 2;
   using key_tile = typename op::template tile<size.rows, width>;
   using query_tile = typename op::template tile<size.columns, width>;
@@ -103,10 +104,9 @@ class key_gradient_kernel {
   __device__ void load_queries(cursor at, int stage) const {
     block const t = tiles().tile(b_, at.h, at.i, j_);
     int const valid = t.q_end - t.q_begin;
-    gpu::copy_two_tiles<op, threads, d>(q_.stage(stage), p_.a.q.row(gpu::anew(b_), t.q_begin, at.h),
-                                        p_.a.q.stride.sequence, d_o_.stage(stage),
-                                        p_.a.d_o.row(gpu::anew(b_), t.q_begin, at.h), p_.a.d_o.stride.sequence, valid,
-                                        p_.aligned_inputs);
+    gpu::copy_two_tiles<op, threads, d>(
+        q_.stage(stage), p_.a.q.row(gpu::anew(b_), t.q_begin, at.h), p_.a.q.stride.sequence, d_o_.stage(stage),
+        p_.a.d_o.row(gpu::anew(b_), t.q_begin, at.h), p_.a.d_o.stride.sequence, valid, p_.aligned_inputs);
     std::int64_t const from = p_.row_index(gpu::anew(b_), at.h, t.q_begin);
     if (int const r = gpu::thread_index_anew(); r < size.columns) {
       gpu::cp_async_4(base_address(stage) + r * 4, p_.row.base + from + r);
@@ -195,8 +195,8 @@ class key_gradient_kernel {
 #pragma unroll
       for (int i = 0; i < m; ++i) factor[i][0] = factor[i][1] = scale;
       gpu::store_rows<d, G>(
-          {to.row(b_, t.k_begin, kv_head_), to.stride.sequence, valid, p_.aligned_outputs, p_.a.accumulate}, first_row(), from,
-          factor);
+          {to.row(b_, t.k_begin, kv_head_), to.stride.sequence, valid, p_.aligned_outputs, p_.a.accumulate},
+          first_row(), from, factor);
     };
     if (want_k && p_.a.d_k) put(p_.a.d_k, d_k_, p_.a.scale);
     if (want_v && p_.a.d_v) put(p_.a.d_v, d_v_, 1.f);

@@ -82,8 +82,7 @@ class query_gradient_kernel {
   __device__ void load_queries() {
     block const t = tiles().tile(b_, h_, i_, 0);
     int const valid = t.q_end - t.q_begin;
-    gpu::copy_tile<op, threads, d>(q_, p_.a.q.row(b_, t.q_begin, h_), p_.a.q.stride.sequence, valid,
-                                   p_.aligned_inputs);
+    gpu::copy_tile<op, threads, d>(q_, p_.a.q.row(b_, t.q_begin, h_), p_.a.q.stride.sequence, valid, p_.aligned_inputs);
     gpu::copy_tile<op, threads, d>(d_o_, p_.a.d_o.row(b_, t.q_begin, h_), p_.a.d_o.stride.sequence, valid,
                                    p_.aligned_inputs);
     gpu::cp_async_commit();
@@ -99,10 +98,10 @@ class query_gradient_kernel {
   __device__ void load_keys(std::int32_t j, int stage) const {
     block const t = tiles().tile(b_, h_, i_, j);
     int const valid = t.k_end - t.k_begin;
-    gpu::copy_two_tiles<op, threads, d>(
-        k_.stage(stage), p_.a.k.row(gpu::anew(b_), t.k_begin, gpu::anew(kv_head_)), p_.a.k.stride.sequence,
-        v_.stage(stage), p_.a.v.row(gpu::anew(b_), t.k_begin, gpu::anew(kv_head_)), p_.a.v.stride.sequence, valid,
-        p_.aligned_inputs);
+    gpu::copy_two_tiles<op, threads, d>(k_.stage(stage), p_.a.k.row(gpu::anew(b_), t.k_begin, gpu::anew(kv_head_)),
+                                        p_.a.k.stride.sequence, v_.stage(stage),
+                                        p_.a.v.row(gpu::anew(b_), t.k_begin, gpu::anew(kv_head_)),
+                                        p_.a.v.stride.sequence, valid, p_.aligned_inputs);
     gpu::cp_async_commit();
   }
 

@@ -62,9 +62,9 @@ constexpr shape_of_tile forward_shape() {
 }
 
 /// Rows: keys with K, V, dK, dV; columns: queries, Q and dO. Registers: dK and dV m w, S and dP m columns. Past width
-/// 128 dK and dV no longer fit together and are computed one after the other; with 32-bit operands, which take more
-/// registers, past 64: at 128 a second pass over S is 17% faster in f32 than 1.6 KB of spills were. tf32 at 128 fits,
-/// and one pass is 25% faster than two.
+/// 128 dK and dV no longer fit together and are computed one after the other, in f32, whose operands take more
+/// registers, past 64: at 128 a second pass over S is 17% faster than 1.6 KB of spills were. In tf32 and f32_split one
+/// pass at 128 is 25% faster than two.
 template <config C, tuning T, class F>
 constexpr shape_of_tile key_gradient_shape() {
   constexpr int w = width_of<C>();
@@ -97,9 +97,9 @@ constexpr shape_of_tile query_gradient_shape() {
     else if (w <= 192) t = {64, 32, 1, 2};                           // 192: 96 + 32, 96 KiB
     else t = {64, 32, 1, 1};                                         // 256: 128 + 32, 96 KiB
   } else {
-    if (w <= 64) t = {128, 32, widest_m<C>(2), C.precision == precision::f32 ? 2 : 1};  // 64: 64 + 64, 96 KiB
-    else if (w <= 128) t = {64, 32, 1, 1};          // 128: 64 + 32, 96 KiB
-    else t = {32, 16, 1, 1};                        // 256: 128 + 16, 96 KiB
+    if (w <= 64) t = {128, 32, widest_m<C>(2), C.precision == precision::f32 ? 2 : 1};  // 64 + 64; 96 or 80 KiB
+    else if (w <= 128) t = {64, 32, 1, 1};                                              // 128: 64 + 32, 96 KiB
+    else t = {32, 16, 1, 1};                                                            // 256: 128 + 16, 96 KiB
   }
   return tuned(t, T.sm80_backward, true);
 }
