@@ -6,6 +6,7 @@
 #include "f16_64_causal.hpp"
 #include "f32_64_bias.hpp"
 #include "parity.hpp"
+#include "tf32_64_alibi.hpp"
 
 using namespace testing;
 using namespace lanewise;
@@ -39,6 +40,20 @@ TEST_CASE("30 runs on two streams give the same bits") {
     CHECK(same_results(first, again));
   }
   for (cudaStream_t s : streams) cudaStreamDestroy(s);
+}
+
+TEST_CASE("tf32 operands are rounded to nearest on every way to a product, not truncated") {
+  constexpr config C = instances::tf32_64_alibi::c;
+  float const between = 1.f + 0x1.8p-11f, nearest = 1.f + 0x1p-10f;  // three quarters of the way from 1 to the next
+  sizes const s{1, 1, 1, 1, 1};                                      // one pair: P is 1
+  variant_room room;
+  auto const f = values<alibi>::of(s, room);
+  attention_case<C> c(s, 1);
+  for (auto* x : {&c.q, &c.k, &c.v, &c.d_o}) std::fill(x->begin(), x->end(), between);
+  device_case<C>(c).run(f.device);
+  for (float x : c.o) CHECK(x == nearest);
+  for (float x : c.d_v) CHECK(x == nearest);
+  CHECK(std::abs(c.lse[0] - 8.f * nearest * nearest) < 1e-5f);  // 64 products, scale 1/8
 }
 
 TEST_CASE("the gradient of a shared bias has the same bits every time") {

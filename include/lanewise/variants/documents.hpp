@@ -69,10 +69,11 @@ struct documents {
     return clipped && within == cover::full ? cover::partial : within;
   }
 
-  /// The keys of the documents from the first to the last query's, and the queries of those of the keys.
+  /// The keys of the documents from the first to the last query's, and the queries of those of the keys; of that, in
+  /// one document, the inner variant's hull.
   LANEWISE_HD constexpr block hull_of(block b) const {
     b = clipped(b);
-    if (is_empty(b)) return b;
+    if (is_empty(b)) return without_keys(b);
     std::int32_t const* const q = cu_q + b.batch * batch_stride;
     std::int32_t const* const k = cu_k + b.batch * batch_stride;
     std::int32_t const q_first = index_of(q, b.q_begin), q_last = index_of(q, b.q_end - 1);
@@ -81,8 +82,19 @@ struct documents {
     if (k[q_last + 1] < b.k_end) b.k_end = k[q_last + 1];
     if (q[k_first] > b.q_begin) b.q_begin = q[k_first];
     if (q[k_last + 1] < b.q_end) b.q_end = q[k_last + 1];
-    return b;
+    if (is_empty(b)) return without_keys(b);
+    if (q_first != q_last) return b;
+    document const d{q[q_first], q[q_first + 1], k[q_first], k[q_first + 1]};
+    block const hull = lanewise::hull_of(inside(d), {b.batch, b.head, b.q_begin - d.q_begin, b.q_end - d.q_begin,
+                                                     b.k_begin - d.k_begin, b.k_end - d.k_begin});
+    return {b.batch,
+            b.head,
+            hull.q_begin + d.q_begin,
+            hull.q_end + d.q_begin,
+            hull.k_begin + d.k_begin,
+            hull.k_end + d.k_begin};
   }
+  static constexpr bool sees_one_run = lanewise::sees_one_run<inner_type>;
 
   static constexpr int parameters = parameter_count<inner_type>;
   template <int I>
@@ -142,6 +154,10 @@ struct documents {
     if (q[count] < b.q_end) b.q_end = q[count];
     if (k[0] > b.k_begin) b.k_begin = k[0];
     if (k[count] < b.k_end) b.k_end = k[count];
+    return b;
+  }
+  LANEWISE_HD static constexpr block without_keys(block b) {
+    if (b.k_begin < b.k_end) b.k_begin = b.k_end;
     return b;
   }
   LANEWISE_HD constexpr inner_type inside(document d) const {

@@ -31,10 +31,14 @@ __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], std::uint32_t co
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// Nearest tf32, ties away from zero (sm_80 has no ties-to-even form).
+/// Nearest tf32; ties go to even, before sm_90, which brought that form in one instruction for three, away from zero.
 __device__ __forceinline__ std::uint32_t round_to_tf32(float x) {
   std::uint32_t r;
+#if __CUDA_ARCH__ >= 900
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+#else
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+#endif
   return r;
 }
 

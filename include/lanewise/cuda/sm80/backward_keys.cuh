@@ -4,6 +4,8 @@
 // query head of the group in ascending order:
 //   S^T = K Q^T,  P^T = 2^(S^T - LSE),  dV += P^T dO,  dP^T = V dO^T,  dS^T = P^T (dP^T - delta),  dK += dS^T Q
 // Scores are transposed so that P^T and dS^T are fed from the accumulators that hold them: no exchange between warps.
+// Where shared memory has room for one query tile only, dP^T comes first: dO of the next tile is then on its way during
+// dK += dS^T Q, and Q of it during dP^T.
 #pragma once
 
 #include "backward_problem.cuh"
@@ -17,12 +19,14 @@ class key_gradient_kernel {
   using op = gpu::operation<C.precision>;
   static constexpr shape_of_tile size = key_gradient_shape<C, T, F>();
   static constexpr int d = C.head_dim, width = width_of<C>(), m = size.m, n = size.columns / 8;
-  /// dK and dV leave no registers for the addresses of a whole row: all of it in one stretch is 1% slower, with spills;
-  /// with 4 steps a mask at width 64 and tf32 at 128 spill.
-  static constexpr int unroll = 2;
   using key_tile = typename op::template tile<size.rows, width>;
-  using query_tile = typename op::template tile<size.columns, width>;
+  using query_tile = typename op::template streamed_tile<size.columns, width>;
   using live_columns = gpu::live_columns<size.warps()>;
+  static constexpr bool one_stage = size.stages == 1;
+  /// dO and Q come one by one, each while the other is in use: where copies do not pass through registers.
+  static constexpr bool in_turns = one_stage && op::template transfer<size.threads(), d, query_tile>::registers == 0;
+  /// dK and dV leave no registers for the addresses of a whole row: all of it in one stretch is 1% slower, with spills.
+  static constexpr int unroll = in_turns ? 4 : 2;
   static constexpr int row_bytes = 2 * size.columns * int(sizeof(float));  ///< LSE and delta of a stage
 
  public:
@@ -51,14 +55,16 @@ class key_gradient_kernel {
     cursor at = next({kv_head_ * p_.ratio, -1});
     if (!done(at)) {
       load_keys();
-      load_queries(at, 0);
+      load_d_o(at, 0);
+      load_q(at, 0);
     }
     for (int stage = 0; !done(at); stage = (stage + 1) % size.stages) {
       cursor const after = next(at);
       arrive(after, stage);
-      step(at, stage);
+      step(at, after, stage);
       __syncthreads();
-      if (size.stages == 1 && !done(after)) load_queries(after, 0);
+      if (one_stage && !in_turns) load_d_o(after, 0);
+      if (one_stage) load_q(after, 0);
       at = after;
     }
     finish();
@@ -101,35 +107,38 @@ class key_gradient_kernel {
                                      p_.aligned_inputs);
     gpu::cp_async_commit();
   }
-  __device__ void load_queries(cursor at, int stage) const {
-    block const t = tiles().tile(b_, at.h, at.i, j_);
-    int const valid = t.q_end - t.q_begin;
-    gpu::copy_two_tiles<op, threads, d>(
-        q_.stage(stage), p_.a.q.row(gpu::anew(b_), t.q_begin, at.h), p_.a.q.stride.sequence, d_o_.stage(stage),
-        p_.a.d_o.row(gpu::anew(b_), t.q_begin, at.h), p_.a.d_o.stride.sequence, valid, p_.aligned_inputs);
-    std::int64_t const from = p_.row_index(gpu::anew(b_), at.h, t.q_begin);
-    if (int const r = gpu::thread_index_anew(); r < size.columns) {
-      gpu::cp_async_4(base_address(stage) + r * 4, p_.row.base + from + r);
-      gpu::cp_async_4(delta_address(stage) + r * 4, p_.row.delta + from + r);
-    }
+  /// A tile of dO or Q and its part of the row sums, one group of copies. An empty one where `at` is past the last.
+  __device__ void load_d_o(cursor at, int stage) const {
+    if (!done(at)) load(at, d_o_.stage(stage), p_.a.d_o, delta_address(stage), p_.row.delta);
     gpu::cp_async_commit();
+  }
+  __device__ void load_q(cursor at, int stage) const {
+    if (!done(at)) load(at, q_.stage(stage), p_.a.q, base_address(stage), p_.row.base);
+    gpu::cp_async_commit();
+  }
+  __device__ void load(cursor at, query_tile to, view<E const> const& from, std::uint32_t to_row,
+                       float const* row) const {
+    block const t = tiles().tile(b_, at.h, at.i, j_);
+    gpu::copy_tile<op, threads, d>(to, from.row(gpu::anew(b_), t.q_begin, at.h), from.stride.sequence,
+                                   t.q_end - t.q_begin, p_.aligned_inputs);
+    if (int const r = gpu::thread_index_anew(); r < size.columns)
+      gpu::cp_async_4(to_row + r * 4, row + p_.row_index(gpu::anew(b_), at.h, t.q_begin) + r);
   }
   __device__ std::uint32_t base_address(int stage) const { return rows_ + stage * row_bytes; }
   __device__ std::uint32_t delta_address(int stage) const { return base_address(stage) + row_bytes / 2; }
 
-  /// Returns when the tile of `stage` is in shared memory for every warp; the tile after it is on its way.
+  /// Returns when the tile of `stage` is in shared memory for every warp, in turns only dO; what comes next is on
+  /// its way.
   __device__ __forceinline__ void arrive(cursor after, int stage) const {
-    if (size.stages > 1) {
-      if (!done(after)) load_queries(after, (stage + 1) % size.stages);
-      else gpu::cp_async_commit();
-      gpu::cp_async_wait<1>();
-    } else {
-      gpu::cp_async_wait<0>();
+    if (!one_stage) {
+      load_d_o(after, (stage + 1) % size.stages);
+      load_q(after, (stage + 1) % size.stages);
     }
+    gpu::cp_async_wait<in_turns ? 1 : one_stage ? 0 : 2>();
     __syncthreads();
   }
 
-  __device__ __forceinline__ void step(cursor at, int stage) {
+  __device__ __forceinline__ void step(cursor at, cursor after, int stage) {
     block const tile = tiles().tile(b_, at.h, at.i, j_);
     cover const c = cover_of(p_.f, tile);
     bool const ragged = tile.k_end - tile.k_begin < size.rows || tile.q_end - tile.q_begin < size.columns;
@@ -137,6 +146,11 @@ class key_gradient_kernel {
     gpu::accumulators<m, n> s, dp;
     raw_scores<F, m, n> raw;
 
+    if (in_turns) {
+      if constexpr (want_k) gpu::multiply_rows<op, unroll>(dp, v_, first_row(), d_o);
+      gpu::cp_async_wait<0>();
+      __syncthreads();
+    }
     gpu::multiply_rows<op, unroll>(s, k_, first_row(), q);
     gpu::apply_variant<gpu::rows_are::keys>(s, raw.address(), p_.f, tile, first_row(), c, ragged, p_.scale);
     bool const masked = has_mask<F> && c == cover::partial;
@@ -152,12 +166,16 @@ class key_gradient_kernel {
     probabilities(s, stage);
     if (want_v) gpu::multiply_columns<op>(d_v_, s, d_o);
     if constexpr (want_k) {
-      gpu::multiply_rows<op, unroll>(dp, v_, first_row(), d_o);
+      if (!in_turns) gpu::multiply_rows<op, unroll>(dp, v_, first_row(), d_o);
       if (masked || ragged) drop_masked(s, dp);
       score_gradients(s, dp, stage);
       if constexpr (has_score<F>) through_score<gpu::rows_are::keys>(dp, raw.s, p_.f, tile, first_row());
-      gpu::multiply_columns<op>(d_k_, dp, q);
     }
+    if (in_turns) {
+      __syncthreads();
+      load_d_o(after, 0);
+    }
+    if (want_k) gpu::multiply_columns<op>(d_k_, dp, q);
   }
 
   /// P^T = 2^(S^T - LSE), one LSE a column.

@@ -3,6 +3,8 @@
 // A block owns one query tile of one (batch, query head), a warp 16 m of its rows, and walks the key tiles in ascending
 // order:
 //   S = Q K^T,  P = 2^(S - LSE),  dP = dO V^T,  dS = P (dP - delta),  dQ += dS K
+// Where shared memory has room for one key tile only, dP comes first: V of the next tile is then on its way during the
+// other products, and K of it during dP.
 //
 // Where delta is not taken from a stored o (recomputes_delta), the same walk before every other sums it:
 //   delta += rowsum(P dP)
@@ -21,10 +23,13 @@ class query_gradient_kernel {
   using op = gpu::operation<C.precision>;
   static constexpr shape_of_tile size = query_gradient_shape<C, T, F>();
   static constexpr int d = C.head_dim, width = width_of<C>(), m = size.m, n = size.columns / 8;
-  static constexpr int unroll = 2;  ///< with 4 a mask at width 64 spills
   using query_tile = typename op::template tile<size.rows, width>;
-  using key_tile = typename op::template tile<size.columns, width>;
+  using key_tile = typename op::template streamed_tile<size.columns, width>;
   using live_columns = gpu::live_columns<size.warps()>;
+  static constexpr bool one_stage = size.stages == 1;
+  /// V and K come one by one, each while the other is in use: where copies do not pass through registers.
+  static constexpr bool in_turns = one_stage && op::template transfer<size.threads(), d, key_tile>::registers == 0;
+  static constexpr int unroll = in_turns ? 8 : 2;  ///< with 4 of two stages a mask at width 64 spills
 
  public:
   static constexpr char const* name = W == query_walk::delta ? "sm80 backward, delta" : "sm80 backward, dQ";
@@ -50,14 +55,16 @@ class query_gradient_kernel {
     bool const sees_keys = j < tiles().k_tiles();
     if (sees_keys) {
       load_queries();
-      load_keys(j, 0);
+      load_v(j, 0);
+      load_k(j, 0);
     }
     for (int stage = 0; j < tiles().k_tiles(); stage = (stage + 1) % size.stages) {
       std::int32_t const after = next_key_tile(p_.f, tiles(), b_, h_, i_, j);
       arrive(after, stage);
-      step(j, stage);
+      step(j, after, stage);
       __syncthreads();
-      if (size.stages == 1 && after < tiles().k_tiles()) load_keys(after, 0);
+      if (one_stage && !in_turns) load_v(after, 0);
+      if (one_stage) load_k(after, 0);
       j = after;
     }
     if constexpr (W == query_walk::gradient) finish();
@@ -95,29 +102,30 @@ class query_gradient_kernel {
         delta_[i][half] = p_.row.delta[from + 16 * i + 8 * half];
       }
   }
-  __device__ void load_keys(std::int32_t j, int stage) const {
-    block const t = tiles().tile(b_, h_, i_, j);
-    int const valid = t.k_end - t.k_begin;
-    gpu::copy_two_tiles<op, threads, d>(k_.stage(stage), p_.a.k.row(gpu::anew(b_), t.k_begin, gpu::anew(kv_head_)),
-                                        p_.a.k.stride.sequence, v_.stage(stage),
-                                        p_.a.v.row(gpu::anew(b_), t.k_begin, gpu::anew(kv_head_)),
-                                        p_.a.v.stride.sequence, valid, p_.aligned_inputs);
+  /// A tile of V or K, one group of copies. An empty one where j is past the last.
+  __device__ void load_v(std::int32_t j, int stage) const { load(v_.stage(stage), p_.a.v, j); }
+  __device__ void load_k(std::int32_t j, int stage) const { load(k_.stage(stage), p_.a.k, j); }
+  __device__ void load(key_tile to, view<E const> const& from, std::int32_t j) const {
+    if (j < tiles().k_tiles()) {
+      block const t = tiles().tile(b_, h_, i_, j);
+      gpu::copy_tile<op, threads, d>(to, from.row(gpu::anew(b_), t.k_begin, gpu::anew(kv_head_)), from.stride.sequence,
+                                     t.k_end - t.k_begin, p_.aligned_inputs);
+    }
     gpu::cp_async_commit();
   }
 
-  /// Returns when the tile of `stage` is in shared memory for every warp; the tile after it is on its way.
+  /// Returns when the tile of `stage` is in shared memory for every warp, in turns only V; what comes next is on
+  /// its way.
   __device__ __forceinline__ void arrive(std::int32_t after, int stage) const {
-    if (size.stages > 1) {
-      if (after < tiles().k_tiles()) load_keys(after, (stage + 1) % size.stages);
-      else gpu::cp_async_commit();
-      gpu::cp_async_wait<1>();
-    } else {
-      gpu::cp_async_wait<0>();
+    if (!one_stage) {
+      load_v(after, (stage + 1) % size.stages);
+      load_k(after, (stage + 1) % size.stages);
     }
+    gpu::cp_async_wait<in_turns ? 1 : one_stage ? 0 : 2>();
     __syncthreads();
   }
 
-  __device__ __forceinline__ void step(std::int32_t j, int stage) {
+  __device__ __forceinline__ void step(std::int32_t j, std::int32_t after, int stage) {
     block const tile = tiles().tile(b_, h_, i_, j);
     cover const c = cover_of(p_.f, tile);
     bool const ragged = tile.k_end - tile.k_begin < size.columns || tile.q_end - tile.q_begin < size.rows;
@@ -125,6 +133,12 @@ class query_gradient_kernel {
     gpu::accumulators<m, n> s, dp;
     raw_scores<F, m, n> raw;
 
+    if (in_turns) {
+      gpu::multiply_rows<op, unroll>(dp, d_o_, first_row(), v);
+      gpu::cp_async_wait<0>();
+      __syncthreads();
+      load_v(after, 0);
+    }
     gpu::multiply_rows<op, unroll>(s, q_, first_row(), k);
     gpu::apply_variant<gpu::rows_are::queries>(s, raw.address(), p_.f, tile, first_row(), c, ragged, p_.scale);
     bool const masked = has_mask<F> && c == cover::partial;
@@ -137,7 +151,7 @@ class query_gradient_kernel {
       }
     }
     probabilities(s);
-    gpu::multiply_rows<op, unroll>(dp, d_o_, first_row(), v);
+    if (!in_turns) gpu::multiply_rows<op, unroll>(dp, d_o_, first_row(), v);
     if (masked || ragged) drop_masked(s, dp);
     if constexpr (W == query_walk::delta) {
       add_to_delta(s, dp);

@@ -23,13 +23,13 @@ class forward_kernel {
   using op = gpu::operation<C.precision>;
   static constexpr shape_of_tile size = forward_shape<C, T, F>();
   static constexpr int d = C.head_dim, width = width_of<C>(), m = size.m, n = size.columns / 8;
-  /// Rows wait in registers during the products where the accumulators leave room for them.
-  static constexpr bool overlaps = m * width < 256;
   static constexpr int unroll = steps_at_once<op>(m, width);
   using query_tile = typename op::template tile<size.rows, width>;
-  using key_tile = typename op::template tile<size.columns, width>;
+  using key_tile = typename op::template streamed_tile<size.columns, width>;
   using key_transfer = typename op::template transfer<size.threads(), d, key_tile>;
   using live_columns = gpu::live_columns<size.warps()>;
+  /// Rows that pass through registers wait there during the products where the accumulators leave room for them.
+  static constexpr bool overlaps = key_transfer::registers == 0 || m * width < 256;
 
  public:
   static constexpr char const* name = "sm80 forward, mma.sync";

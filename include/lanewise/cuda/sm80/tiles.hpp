@@ -1,6 +1,6 @@
 // Tile sizes of the mma.sync kernels, one row per width of a tile. Every row fits the 99 KiB of shared memory that a
-// block gets on sm_86, sm_89 and sm_120, so that one table serves sm_80 ... sm_120, and aims at 255 registers: on sm_90
-// most kernels spill nothing, the others at most 200 bytes, f32 at width 256 up to 900.
+// block gets on sm_86, sm_89 and sm_120, so that one table serves sm_80 ... sm_120, and aims at 255 registers without a
+// spill (bench/results/resources.csv).
 #pragma once
 
 #include "../../attention.hpp"
@@ -23,12 +23,13 @@ constexpr int width_of() {
   return (C.head_dim + step - 1) / step * step;
 }
 
+template <config C>
+constexpr bool in_limbs = C.precision == precision::bf16_split || C.precision == precision::f32_split;
+
 /// One 16-row tile per warp where operands take twice the registers: FFMA gathers whole rows, a split has two limbs.
 template <config C>
 constexpr int widest_m(int m) {
-  return C.precision == precision::f32 || C.precision == precision::bf16_split || C.precision == precision::f32_split
-             ? 1
-             : m;
+  return C.precision == precision::f32 || in_limbs<C> ? 1 : m;
 }
 
 template <config C>
@@ -64,20 +65,20 @@ constexpr shape_of_tile forward_shape() {
 /// Rows: keys with K, V, dK, dV; columns: queries, Q and dO. Registers: dK and dV m w, S and dP m columns. Past width
 /// 128 dK and dV no longer fit together and are computed one after the other, in f32, whose operands take more
 /// registers, past 64: at 128 a second pass over S is 17% faster than 1.6 KB of spills were. In tf32 and f32_split one
-/// pass at 128 is 25% faster than two.
+/// pass at 128 is 25% faster than two. In limbs, two small blocks are 8% faster than a large one at width 64.
 template <config C, tuning T, class F>
 constexpr shape_of_tile key_gradient_shape() {
   constexpr int w = width_of<C>();
   shape_of_tile t{};
   if (is_16_bit<C>) {
-    if (w <= 64) t = {128, 32, widest_m<C>(2), 2};              // 64: 128 + 64 registers, 48 KiB
-    else if (w <= 128) t = {64, has_score<F> ? 32 : 64, 1, 2};  // 128: 128 + 64, 96 KiB
-    else if (w <= 192) t = {64, 32, 1, 2};                      // 192, one of the two: 96 + 32, 96 KiB
-    else t = {64, 32, 1, 1};                                    // 256: 128 + 32, 96 KiB
+    if (w <= 64) t = {128, 32, widest_m<C>(2), 2};                             // 64: 128 + 64 registers, 48 KiB
+    else if (w <= 128) t = {64, has_score<F> || in_limbs<C> ? 32 : 64, 1, 2};  // 128: 128 + 64, 96 KiB
+    else if (w <= 192) t = {64, 32, 1, 2};                                     // 192, one of the two: 96 + 32, 96 KiB
+    else t = {64, 32, 1, 1};                                                   // 256: 128 + 32, 96 KiB
   } else {
-    if (w <= 64) t = {128, 32, widest_m<C>(2), 1};  // 64: 128 + 64, 80 KiB
-    else if (w <= 128) t = {64, 32, 1, 1};          // 128: 128 + 32, 96 KiB
-    else t = {32, 16, 1, 1};                        // 256: 128 + 16, 96 KiB
+    if (w <= 64) t = {in_limbs<C> ? 64 : 128, 32, widest_m<C>(2), 1};  // 64: 128 + 64, 80 KiB
+    else if (w <= 128) t = {64, 32, 1, 1};                             // 128: 128 + 32, 96 KiB
+    else t = {32, 16, 1, 1};                                           // 256: 128 + 16, 96 KiB
   }
   return tuned(t, T.sm80_backward, false);
 }
@@ -97,9 +98,10 @@ constexpr shape_of_tile query_gradient_shape() {
     else if (w <= 192) t = {64, 32, 1, 2};                           // 192: 96 + 32, 96 KiB
     else t = {64, 32, 1, 1};                                         // 256: 128 + 32, 96 KiB
   } else {
-    if (w <= 64) t = {128, 32, widest_m<C>(2), C.precision == precision::f32 ? 2 : 1};  // 64 + 64; 96 or 80 KiB
-    else if (w <= 128) t = {64, 32, 1, 1};                                              // 128: 64 + 32, 96 KiB
-    else t = {32, 16, 1, 1};                                                            // 256: 128 + 16, 96 KiB
+    if (w <= 64)
+      t = {in_limbs<C> ? 64 : 128, 32, widest_m<C>(2), C.precision == precision::f32 ? 2 : 1};  // 64 + 64; 96 or 80 KiB
+    else if (w <= 128) t = {64, 32, 1, 1};                                                      // 128: 64 + 32, 96 KiB
+    else t = {32, 16, 1, 1};                                                                    // 256: 128 + 16, 96 KiB
   }
   return tuned(t, T.sm80_backward, true);
 }

@@ -36,6 +36,12 @@ __device__ __forceinline__ void multiply_rows(accumulators<m, n>& c, TileA a, in
   Op::finish_rows(c, lane, a, row, b);
 }
 
+/// Never true, which the compiler cannot know: a grid has one dimension (launch.cuh). A branch on it ends a stretch of
+/// code; `i` tells branches apart that would else be merged. ptxas schedules a stretch as a whole, and of a long one it
+/// begins more than there are registers for: at width 128 in f32_split, dK and dV took 255 and 250 bytes of spills, in
+/// stretches of 32 columns 230.
+__device__ __forceinline__ bool never(unsigned i) { return gridDim.y == 2 + i; }
+
 /// C += P B: accumulators `p` fed as A, all rows of tile `b` as K. Where the operation promotes its sums, the product
 /// over the tile is formed apart and added to C in f32: the tensor core's adder truncates, which over K = 8192 costs
 /// 3e-5.
@@ -64,8 +70,7 @@ __device__ __forceinline__ void multiply_columns(accumulators<m, n>& c, accumula
           float& sum = c[i][j + e / 4].x[e % 4];
           sum = fmaf(part[i][e / 4].x[e % 4], fa[i].factor[e % 4 / 2], sum);
         }
-      // Keeps the loads of later columns here: beside 128 registers of C they would push it out of registers.
-      if constexpr (n > 16) __syncwarp();
+      if (j % 4 == 2 && never(j)) return;
     }
   } else {
 #pragma unroll

@@ -51,6 +51,8 @@ struct plain_operation {
   using tile = shared_tile<E, rows, width>;
   template <int threads, int head_dim, class Tile, int rows = Tile::rows>
   using transfer = async_transfer<threads, head_dim, Tile>;
+  template <int rows, int width>
+  using streamed_tile = tile<rows, width>;
   static constexpr bool promotes_sums = false;
   /// One element of an operand as a product sees it.
   __device__ static float as_operand(float x) { return x; }
@@ -165,6 +167,8 @@ struct operation<precision::f32_split> {
   static constexpr bool promotes_sums = true;
   template <int rows, int width>
   using tile = split_tile<rows, width>;
+  template <int rows, int width>
+  using streamed_tile = tile<rows, width>;
   template <int threads, int head_dim, class Tile, int rows = Tile::rows>
   using transfer = splitting_transfer<threads, head_dim, Tile, rows>;
   using fed = fed_limbs<f16>;
@@ -242,16 +246,35 @@ struct operation<precision::f32_split> {
   }
 };
 
-/// f32 storage, products in tf32 on m16n8k8. Tiles are rounded on their way to shared memory, accumulators as they are
+/// Rows of f32 as they are stored.
+template <int rows_, int width_>
+struct unrounded_tile : shared_tile<float, rows_, width_> {
+  static constexpr bool unrounded = true;
+  __device__ unrounded_tile stage(int index) const { return {{this->base + std::uint32_t(index * this->bytes)}}; }
+};
+template <class Tile>
+concept holds_unrounded = requires {
+  Tile::unrounded;
+};
+
+/// f32 storage, products in tf32 on m16n8k8. Tiles that stay are rounded on their way to shared memory, streamed ones
+/// as operands are read, so that cp.async brings them during the products before; accumulators are rounded as they are
 /// fed.
 template <>
 struct operation<precision::tf32> : plain_operation<float>, matrix_operands<lane_maps::m16n8k8_tf32> {
   static constexpr int unroll = 32;
   using fed = a_fragment;
+  template <int rows, int width>
+  using streamed_tile = unrounded_tile<rows, width>;
   template <int threads, int head_dim, class Tile, int rows = Tile::rows>
-  using transfer = rounding_transfer<threads, head_dim, Tile, rows>;
+  using transfer = std::conditional_t<holds_unrounded<Tile>, async_transfer<threads, head_dim, Tile>,
+                                      rounding_transfer<threads, head_dim, Tile, rows>>;
   __device__ static float as_operand(float x) { return bit_cast<float>(round_to_tf32(x) & 0xffffe000u); }
 
+  template <class Tile>
+  __device__ static b_fragment load_b_rows(int lane, Tile tile, int n, int k0) {
+    return rounded<Tile>(matrix_operands::load_b_rows(lane, tile, n, k0));
+  }
   /// Rows in the map's permuted order; with the swizzle the 32 lanes read 32 different banks.
   template <class Tile>
   __device__ static b_fragment load_b_columns(int lane, Tile tile, int k0, int n) {
@@ -262,7 +285,7 @@ struct operation<precision::tf32> : plain_operation<float>, matrix_operands<lane
       lane_maps::element const at = map::b(lane, i % 2);
       f.r[i] = load_shared_word(tile.element_address(k0 + map::permuted_k(at.row), n + 8 * (i / 2) + at.column));
     }
-    return f;
+    return rounded<Tile>(f);
   }
   __device__ static fed feed(accumulator const* c) {
     fed f;
@@ -273,6 +296,15 @@ struct operation<precision::tf32> : plain_operation<float>, matrix_operands<lane
   __device__ static void multiply_add(accumulator* c, a_fragment const& a, b_fragment const& b) {
     mma_m16n8k8_tf32(c[0].x, a.r, b.r[0], b.r[1]);
     mma_m16n8k8_tf32(c[1].x, a.r, b.r[2], b.r[3]);
+  }
+
+ private:
+  template <class Tile>
+  __device__ static b_fragment rounded(b_fragment f) {
+    if constexpr (holds_unrounded<Tile>)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) f.r[i] = round_to_tf32(bit_cast<float>(f.r[i]));
+    return f;
   }
 };
 
@@ -357,31 +389,17 @@ inline constexpr int transfer_registers = 64;
 template <class Op, int threads, int head_dim, class Tile, class E>
 __device__ __forceinline__ void copy_tile(Tile to, E const* from, std::int64_t stride, int valid, bool aligned) {
   constexpr int all = Op::template transfer<threads, head_dim, Tile>::registers;
-  constexpr int rows = all <= transfer_registers ? Tile::rows : Tile::rows * transfer_registers / all;
-  static_assert(Tile::rows % rows == 0);
+  constexpr int slices = all <= transfer_registers       ? 1
+                         : all <= 2 * transfer_registers ? 2
+                                                         : 4,
+                rows = Tile::rows / slices;
+  static_assert(Tile::rows % slices == 0 && all <= 4 * transfer_registers);
 #pragma unroll 1
   for (int first = 0; first < Tile::rows; first += rows) {
     typename Op::template transfer<threads, head_dim, Tile, rows> part;
     part.start(to, from + first * stride, stride, valid - first, aligned);
     if constexpr (rows == Tile::rows) part.finish(to);
     else part.finish(to, first);
-  }
-}
-
-/// Two tiles, both on their way at once where the registers hold them.
-template <class Op, int threads, int head_dim, class Tile, class E>
-__device__ __forceinline__ void copy_two_tiles(Tile to_1, E const* from_1, std::int64_t stride_1, Tile to_2,
-                                               E const* from_2, std::int64_t stride_2, int valid, bool aligned) {
-  using transfer = typename Op::template transfer<threads, head_dim, Tile>;
-  if constexpr (2 * transfer::registers <= transfer_registers) {
-    transfer one, two;
-    one.start(to_1, from_1, stride_1, valid, aligned);
-    two.start(to_2, from_2, stride_2, valid, aligned);
-    one.finish(to_1);
-    two.finish(to_2);
-  } else {
-    copy_tile<Op, threads, head_dim>(to_1, from_1, stride_1, valid, aligned);
-    copy_tile<Op, threads, head_dim>(to_2, from_2, stride_2, valid, aligned);
   }
 }
 

@@ -19,17 +19,20 @@ __device__ __forceinline__ position position_in(block const& tile, int row, int 
 }
 
 /// Calls visit(element of c, row, column, i, j, e) for each element that this lane holds of a tile whose rows start at
-/// `row`.
-template <int m, int n, class Visit>
+/// `row`. `in_parts`: 16 elements at a time, for visits that read memory, which would else ask for all of it at once
+/// and spill.
+template <int m, int n, bool in_parts = false, class Visit>
 __device__ __forceinline__ void for_each_element(int row, Visit const& visit) {
   int const lane = lane_index_anew();
 #pragma unroll
   for (int i = 0; i < m; ++i)
 #pragma unroll
-    for (int j = 0; j < n; ++j)
+    for (int j = 0; j < n; ++j) {
+      if (in_parts && j % 4 == 3 && never(j)) return;
 #pragma unroll
       for (int e = 0; e < 4; ++e)
         visit(row + 16 * i + c_map::c(lane, e).row, 8 * j + c_map::c(lane, e).column, i, j, e);
+    }
 }
 
 /// How q.k becomes the exponent of a power of two: x = `before` q.k, through the variant's score, times `factor`.
@@ -48,7 +51,7 @@ constexpr score_scale score_scale_of(float scale) {
 template <rows_are R, bool ragged, int m, int n, class F>
 __device__ __forceinline__ void mask_pairs(accumulators<m, n>& s, accumulators<m, n>* raw, F const& f,
                                            block const& tile, int row, cover c, score_scale scale) {
-  for_each_element<m, n>(row, [&](int r, int column, int i, int j, int e) {
+  for_each_element<m, n, has_score<F>>(row, [&](int r, int column, int i, int j, int e) {
     position const at = position_in<R>(tile, r, column);
     constexpr bool asks = has_mask<F> || has_score<F>;  // about pairs that exist; a padding query's results are dropped
     bool const inside = !ragged || ((!asks || at.q < tile.q_end) && at.k < tile.k_end);
@@ -61,6 +64,32 @@ __device__ __forceinline__ void mask_pairs(accumulators<m, n>& s, accumulators<m
     }
     if (!kept) x = -infinity;
   });
+}
+
+/// mask_pairs for a mask of any form, without a score: asked in a loop that is not unrolled, since a mask that reads
+/// memory would ask for all of it at once, which spills.
+template <rows_are R, bool ragged, int m, int n, class F>
+__device__ __forceinline__ void mask_by_bits(accumulators<m, n>& s, F const& f, block const& tile, int row, cover c) {
+  static_assert(4 * n <= 64);
+  int const lane = lane_index_anew();
+#pragma unroll
+  for (int i = 0; i < m; ++i) {
+    std::uint64_t kept = 0;
+#pragma unroll 1
+    for (int j = 0; j < n; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        lane_maps::element const x = c_map::c(lane, e);
+        position const at = position_in<R>(tile, row + 16 * i + x.row, 8 * j + x.column);
+        bool const inside = !ragged || (at.q < tile.q_end && at.k < tile.k_end);
+        if (inside && ((ragged && c == cover::full) || keep(f, at))) kept |= std::uint64_t(1) << (4 * j + e);
+      }
+#pragma unroll
+    for (int j = 0; j < n; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (!(kept >> (4 * j + e) & 1)) s[i][j].x[e] = -infinity;
+  }
 }
 
 /// mask_pairs where every row sees one run of keys and there is no score: a row has two bounds, which its columns are
@@ -97,12 +126,15 @@ __device__ __forceinline__ void apply_variant(accumulators<m, n>& s, accumulator
     for_each_element<m, n>(0, [&](int, int, int i, int j, int e) { s[i][j].x[e] *= scale.before; });
   if constexpr (R == rows_are::queries && !has_score<F> && sees_one_run<F>) {
     if (ragged || c != cover::full) mask_runs(s, f, tile, row);
+  } else if constexpr (has_mask<F> && !has_score<F> && !sees_one_run<F>) {
+    if (ragged) mask_by_bits<R, true>(s, f, tile, row, c);
+    else if (c != cover::full) mask_by_bits<R, false>(s, f, tile, row, c);
   } else if (ragged) {
     mask_pairs<R, true>(s, raw, f, tile, row, c, scale);
   } else if (has_mask<F> && c != cover::full) {
     mask_pairs<R, false>(s, raw, f, tile, row, c, scale);
   } else if constexpr (has_score<F>) {
-    for_each_element<m, n>(row, [&](int r, int column, int i, int j, int e) {
+    for_each_element<m, n, true>(row, [&](int r, int column, int i, int j, int e) {
       float const x = s[i][j].x[e] * scale.before;
       if (raw) (*raw)[i][j].x[e] = x;
       s[i][j].x[e] = score(f, x, position_in<R>(tile, r, column)) * log2_e;

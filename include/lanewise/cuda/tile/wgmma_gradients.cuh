@@ -20,10 +20,15 @@ template <int n, class F>
 __device__ __forceinline__ std::uint32_t kept_pairs(F const& f, block const& tile, int row) {
   static_assert(4 * n <= 32);
   std::uint32_t kept = 0;
-  for_each_element<1, n>(row, [&](int r, int column, int, int j, int e) {
-    position const at = position_in<rows_are::keys>(tile, r, column);
-    if (at.q < tile.q_end && at.k < tile.k_end && keep(f, at)) kept |= 1u << (4 * j + e);
-  });
+  int const lane = lane_index_anew();
+#pragma unroll 1  // unrolled, a mask that reads memory asks for all of it at once: spills
+  for (int j = 0; j < n; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      position const at =
+          position_in<rows_are::keys>(tile, row + c_map::c(lane, e).row, 8 * j + c_map::c(lane, e).column);
+      if (at.q < tile.q_end && at.k < tile.k_end && keep(f, at)) kept |= 1u << (4 * j + e);
+    }
   return kept;
 }
 
