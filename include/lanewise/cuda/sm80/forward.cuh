@@ -23,7 +23,9 @@ class forward_kernel {
   using op = gpu::operation<C.precision>;
   static constexpr shape_of_tile size = forward_shape<C, T, F>();
   static constexpr int d = C.head_dim, width = width_of<C>(), m = size.m, n = size.columns / 8;
-  static constexpr int unroll = steps_at_once<op>(m, width);
+  /// A mask of any form needs registers of its own.
+  static constexpr bool crowded = has_mask<F> && !sees_one_run<F> && m * width >= 256;
+  static constexpr int unroll = crowded ? 2 : steps_at_once<op>(m, width);
   using query_tile = typename op::template tile<size.rows, width>;
   using key_tile = typename op::template streamed_tile<size.columns, width>;
   using key_transfer = typename op::template transfer<size.threads(), d, key_tile>;

@@ -70,7 +70,7 @@ __device__ __forceinline__ void multiply_columns(accumulators<m, n>& c, accumula
           float& sum = c[i][j + e / 4].x[e % 4];
           sum = fmaf(part[i][e / 4].x[e % 4], fa[i].factor[e % 4 / 2], sum);
         }
-      if (j % 4 == 2 && never(j)) return;
+      if ((8 * j + 16) % Op::stretch == 0 && never(unsigned(j))) return;
     }
   } else {
 #pragma unroll
@@ -83,6 +83,7 @@ __device__ __forceinline__ void multiply_columns(accumulators<m, n>& c, accumula
         typename Op::b_fragment const fb = Op::load_b_columns(lane, b, s * Op::k, 8 * j);
 #pragma unroll
         for (int i = 0; i < m; ++i) Op::multiply_add(&c[i][j], fa[i], fb);
+        if ((8 * j + 16) % Op::stretch == 0 && never(unsigned(j))) return;
       }
     }
   }

@@ -54,6 +54,7 @@ struct plain_operation {
   template <int rows, int width>
   using streamed_tile = tile<rows, width>;
   static constexpr bool promotes_sums = false;
+  static constexpr int stretch = 512;  ///< columns of P B in one stretch of code (gemm.cuh): all of them
   /// One element of an operand as a product sees it.
   __device__ static float as_operand(float x) { return x; }
   /// Completes C = A B^T.
@@ -140,6 +141,7 @@ struct fed_row {
 template <>
 struct operation<precision::bf16_split> : operation_16_bit<bf16> {
   static constexpr bool promotes_sums = true;
+  static constexpr int stretch = 32;
   using fed = fed_limbs<bf16>;
 
   template <int n, class Tile>
@@ -163,7 +165,7 @@ struct operation<precision::bf16_split> : operation_16_bit<bf16> {
 template <>
 struct operation<precision::f32_split> {
   using one = operation_16_bit<f16>;
-  static constexpr int k = one::k, c_tiles = one::c_tiles, unroll = 16;
+  static constexpr int k = one::k, c_tiles = one::c_tiles, unroll = 16, stretch = 32;
   static constexpr bool promotes_sums = true;
   template <int rows, int width>
   using tile = split_tile<rows, width>;
@@ -312,7 +314,7 @@ struct operation<precision::tf32> : plain_operation<float>, matrix_operands<lane
 /// their own columns of B. An accumulator is fed by shuffles within the four lanes that share its rows.
 template <>
 struct operation<precision::f32> : plain_operation<float> {
-  static constexpr int k = 8, c_tiles = 1,
+  static constexpr int k = 8, c_tiles = 1, stretch = 64,
                        unroll = 2;  ///< with more, loads run ahead of 48 registers of operands and spill
   struct a_fragment {
     float x[2][8];  ///< rows g and g + 8
