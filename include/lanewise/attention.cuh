@@ -198,7 +198,8 @@ template <config C, tuning T, class F>
 status run_backward(on_cuda on, backward_args<C> const& a, F const& f, workspace scratch) {
   sm90a_image image = sm90a_image::other_chip;
   if constexpr (sm90::has_backward<C>) image = image_of<sm90::backward_kernel<C, T, F>>();
-  backward_room const room = backward_layout<C, T>(a.q.size, f, image == sm90a_image::runs, bool(a.d_q));
+  // What backward_workspace counts for this chip, whichever kernel runs: it cannot know how this file was compiled.
+  backward_room const room = backward_layout<C, T>(a.q.size, f, image != sm90a_image::other_chip, bool(a.d_q));
   if (status s = detail::check_workspace(scratch, room.bytes); !s) return s;
   auto const at = [&](std::size_t offset) { return static_cast<std::byte*>(scratch.data) + offset; };
   backward_calls<C, T, F> const run{on, a, f, row_values::in(scratch.data, a.q.size),
