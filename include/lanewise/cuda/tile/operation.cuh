@@ -77,13 +77,13 @@ struct matrix_operands {
   template <class Tile>
   __device__ static a_fragment load_a(int lane, Tile tile, int row, int k0) {
     a_fragment f;
-    ldmatrix(f.r, tile.address(row + (lane & 15), k0 / Tile::chunk + (lane >> 4)));
+    ldmatrix(f.r, tile.address_from(lane & 15, lane >> 4, row, k0 / Tile::chunk));
     return f;
   }
   template <class Tile>
   __device__ static b_fragment load_b_rows(int lane, Tile tile, int n, int k0) {
     b_fragment f;
-    ldmatrix(f.r, tile.address(n + (lane & 7) + ((lane >> 4) << 3), k0 / Tile::chunk + ((lane >> 3) & 1)));
+    ldmatrix(f.r, tile.address_from((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1, n, k0 / Tile::chunk));
     return f;
   }
 };
@@ -97,7 +97,7 @@ struct operation_16_bit : plain_operation<E>, matrix_operands<lane_maps::m16n8k1
   template <class Tile>
   __device__ static b_fragment load_b_columns(int lane, Tile tile, int k0, int n) {
     b_fragment f;
-    ldmatrix_transposed(f.r, tile.address(k0 + (lane & 15), n / 8 + (lane >> 4)));
+    ldmatrix_transposed(f.r, tile.address_from(lane & 15, lane >> 4, k0, n / 8));
     return f;
   }
   __device__ static fed feed(accumulator const* c) {
@@ -281,11 +281,12 @@ struct operation<precision::tf32> : plain_operation<float>, matrix_operands<lane
   template <class Tile>
   __device__ static b_fragment load_b_columns(int lane, Tile tile, int k0, int n) {
     b_fragment f;
-    lane &= 31;  // known to the optimiser, as element_address wants it
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       lane_maps::element const at = map::b(lane, i % 2);
-      f.r[i] = load_shared_word(tile.element_address(k0 + map::permuted_k(at.row), n + 8 * (i / 2) + at.column));
+      f.r[i] = load_shared_word(
+          tile.address_from(map::permuted_k(at.row), at.column / Tile::chunk, k0, (n + 8 * (i / 2)) / Tile::chunk) +
+          at.column % Tile::chunk * 4);
     }
     return rounded<Tile>(f);
   }
@@ -341,12 +342,11 @@ struct operation<precision::f32> : plain_operation<float> {
   template <class Tile>
   __device__ static b_fragment load_b_columns(int lane, Tile tile, int k0, int n) {
     b_fragment f;
-    lane &= 31;  // known to the optimiser, as element_address wants it
 #pragma unroll
     for (int i = 0; i < 8; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float2 const v = load_shared_2(tile.element_address(k0 + i, n + 8 * half + 2 * (lane % 4)));
+        float2 const v = load_shared_2(tile.address_from(i, lane % 4 / 2, k0, n / 4 + 2 * half) + lane % 2 * 8);
         f.x[2 * half][i] = v.x;
         f.x[2 * half + 1][i] = v.y;
       }

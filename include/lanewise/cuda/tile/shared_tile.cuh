@@ -24,12 +24,16 @@ struct shared_tile {
   __device__ std::uint32_t address(int row, int chunk_index) const {
     return base + std::uint32_t(row * row_bytes + ((chunk_index ^ swizzle(row)) << 4));
   }
-  /// Written so that what is known of the column at compile time, beyond the permutation, becomes an offset in the
-  /// instruction: for operands that are loaded word by word, one register serves many loads.
-  __device__ std::uint32_t element_address(int row, int column) const {
-    int const index = column / chunk, place = (index & (permuted - 1)) ^ swizzle(row);
-    return base + std::uint32_t(row * row_bytes + (place << 4) + ((index & ~(permuted - 1)) << 4) +
-                                column % chunk * int(sizeof(E)));
+  /// The address `down` rows below and `right` chunks beside (row, chunk_index). `down` is a multiple of 8 and `right`
+  /// has no bit in common with chunk_index, so that the two permute as one XOR the other: an operand's loads, whose row
+  /// and chunk depend on the lane and whose `down` and `right` the compiler knows, share few registers. A tf32 backward
+  /// at width 128 is 18% faster than with every address computed afresh; a 16-bit forward, whose loads are few, is 5%
+  /// slower.
+  __device__ std::uint32_t address_from(int row, int chunk_index, int down, int right) const {
+    if constexpr (sizeof(E) == 2) return address(down + row, right + chunk_index);
+    std::uint32_t const of_lane = std::uint32_t(row * row_bytes + ((chunk_index ^ swizzle(row)) << 4));
+    return base + std::uint32_t(down * row_bytes + ((right & ~(permuted - 1)) << 4)) +
+           (of_lane ^ std::uint32_t((right & (permuted - 1)) << 4));
   }
   __device__ shared_tile stage(int index) const { return {base + std::uint32_t(index * bytes)}; }
 };

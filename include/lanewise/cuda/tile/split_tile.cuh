@@ -33,8 +33,8 @@ struct split_tile : shared_tile<float, rows_, width_> {
     static constexpr int chunk = 8;
     split_tile tile;
     int index;
-    __device__ std::uint32_t address(int row, int chunk_index) const {
-      return tile.rows_in_f32::address(row, 2 * chunk_index + index);
+    __device__ std::uint32_t address_from(int row, int chunk_index, int down, int right) const {
+      return tile.rows_in_f32::address_from(row, 2 * chunk_index, down, 2 * right + index);
     }
   };
   __device__ limb high() const { return {*this, 0}; }
