@@ -143,6 +143,7 @@ class Flex(Autograd):
 
     def __init__(self, row):
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+        torch._functorch.config.donated_buffer = False  # a backward that runs again keeps its inputs
         Flex.compiled = Flex.compiled or torch.compile(flex_attention)
         keep = {"full": None, "causal": lambda b, h, q, k: k <= q, "window128": lambda b, h, q, k: (q - k).abs() <= 128}[row.mask]
         self.block_mask = keep and create_block_mask(keep, None, None, row.q.shape[2], row.k.shape[2], device="cuda")
