@@ -20,6 +20,8 @@
 #include "cuda/sm90/backward.cuh"
 #include "cuda/sm90/backward_queries.cuh"
 #include "cuda/sm90/forward.cuh"
+#include "cuda/sm90/wide_keys.cuh"
+#include "cuda/sm90/wide_queries.cuh"
 #include "parameters.hpp"
 
 namespace lanewise {
@@ -143,6 +145,14 @@ struct backward_calls {
     if (done && a.d_q) done = start<last>({a.d_q, f, p.tiles, p.sums, a.scale, aligned_to_16(a.d_q), a.accumulate});
     return done;
   }
+  /// The same above head dim 128; `keys` and `queries` have their maps.
+  template <class K, class Q>
+  status wide_gradients_sm90(typename K::problem& keys, typename Q::problem& queries) const {
+    status done = row_sums();
+    if (done && (a.d_k || a.d_v)) done = start_blocks<K>(kernel_sm90a<K>, on, keys.order.count(), keys);
+    if (done && a.d_q) done = start_blocks<Q>(kernel_sm90a<Q>, on, queries.order.count(), queries);
+    return done;
+  }
   status key_gradients() const {
     if constexpr (sm80::key_gradients_apart<C>) {
       status done;
@@ -198,6 +208,7 @@ template <config C, tuning T, class F>
 status run_backward(on_cuda on, backward_args<C> const& a, F const& f, workspace scratch) {
   sm90a_image image = sm90a_image::other_chip;
   if constexpr (sm90::has_backward<C>) image = image_of<sm90::backward_kernel<C, T, F>>();
+  if constexpr (sm90::has_wide_backward<C>) image = image_of<sm90::wide_key_kernel<C, T, F>>();
   // What backward_workspace counts for this chip, whichever kernel runs: it cannot know how this file was compiled.
   backward_room const room = backward_layout<C, T>(a.q.size, f, image != sm90a_image::other_chip, bool(a.d_q));
   if (status s = detail::check_workspace(scratch, room.bytes); !s) return s;
@@ -211,6 +222,18 @@ status run_backward(on_cuda on, backward_args<C> const& a, F const& f, workspace
         kernel::problem_of(a, f, run.row, sums, reinterpret_cast<std::uint32_t*>(at(room.turns)));
     if (image == sm90a_image::runs && kernel::encode_maps(p, a)) {
       status done = run.template gradients_sm90<kernel>(p);
+      if (done) done = run.parameters();
+      if (done) done.kernel = label_sm90(C.precision);
+      return done;
+    }
+  }
+  if constexpr (sm90::has_wide_backward<C>) {
+    using keys = sm90::wide_key_kernel<C, T, F>;
+    using queries = sm90::wide_query_kernel<C, T, F>;
+    typename keys::problem k = keys::problem_of(a, f, run.row);
+    typename queries::problem q = queries::problem_of(a, f, run.row);
+    if (image == sm90a_image::runs && keys::encode_maps(k, a) && queries::encode_maps(q, a)) {
+      status done = run.template wide_gradients_sm90<keys, queries>(k, q);
       if (done) done = run.parameters();
       if (done) done.kernel = label_sm90(C.precision);
       return done;

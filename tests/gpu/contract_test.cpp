@@ -252,6 +252,8 @@ TEST_CASE("the workspace of a backward, to the byte") {
   CHECK(backward_workspace<c>(cuda_target{90, 132}, q, k, full{}) == rows + sums + words);
   CHECK(backward_workspace<c>(cuda_target{90, 132}, q, k, full{}, {.d_q = false}) == rows + words);
   CHECK(backward_workspace<c>(cuda_target{90, 1}, q, k, full{}) == rows + sums + words);
+  constexpr config wide = instances::bf16_256_window::c;  // dQ has a kernel of its own and needs no sums
+  CHECK(backward_workspace<wide>(cuda_target{90, 132}, {2, 300, 8, 256}, {2, 333, 2, 256}, capped_window{}) == rows);
 }
 
 TEST_CASE("a backward says which kernel ran, and why not another") {
@@ -260,4 +262,8 @@ TEST_CASE("a backward says which kernel ran, and why not another") {
   device_case<causal> device(c);
   std::string const kernel = device.run(causal_bottom_right{}).second;
   CHECK((kernel == "cuda sm90 wgmma f16" || kernel == "cuda sm80 mma f16: not compiled for sm_90a") == hopper);
+  attention_case<instances::bf16_256_window::c> w({1, 70, 70, 2, 1}, 14);
+  device_case<instances::bf16_256_window::c> wide(w);
+  std::string const ran = wide.run(capped_window{}).second;
+  CHECK((ran == "cuda sm90 wgmma bf16" || ran == "cuda sm80 mma bf16: not compiled for sm_90a") == hopper);
 }

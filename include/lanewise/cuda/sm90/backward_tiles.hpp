@@ -20,6 +20,10 @@ namespace lanewise::sm90 {
 template <config C>
 inline constexpr bool has_backward = has_forward<C>&& C.head_dim <= 128;
 
+/// Those above have dK and dV from one kernel and dQ from another: 128 registers a thread hold 64 rows of one of them.
+template <config C>
+inline constexpr bool has_wide_backward = has_forward<C>&& C.head_dim > 128;
+
 struct backward_shape {
   int rows, columns;  ///< queries of a tile; keys of a block, 64 a warpgroup
   int slabs;          ///< of 64 columns of the head dim
@@ -27,6 +31,19 @@ struct backward_shape {
 template <config C>
 inline constexpr backward_shape backward_tile =
     C.head_dim <= 64 ? backward_shape{128, 128, 1} : backward_shape{64, 128, 2};
+
+/// Two warpgroups compute, one copies and walks; a variant that reads memory needs registers for the walk.
+struct wide_shape {
+  int rows, columns;  ///< queries and keys of a step
+  int producer_registers;
+  LANEWISE_HD constexpr int consumer_registers() const { return (504 - producer_registers) / 2; }
+};
+template <class F>
+inline constexpr int wide_producer_registers = alignof(F) >= alignof(void*) ? 56 : 40;
+template <config C, class F>
+inline constexpr wide_shape wide_key_tile = {64, 64, wide_producer_registers<F>};
+template <config C, class F>
+inline constexpr wide_shape wide_query_tile = {128, 64, wide_producer_registers<F>};
 
 /// dQ of a query tile while blocks add to it: f32, [batch][query head][query tile][part][block of 8
 /// columns][thread][4], where a part is what one warpgroup holds, 64 rows x 64 columns in the order of its

@@ -35,8 +35,8 @@ struct forward_shape {
   }
 };
 
-/// Registers a consumer: S columns / 2, P columns / 4, O width / 2. KiB: slabs (Q rows / 8 a buffer, K and V columns / 8
-/// a buffer), where a slab is 64 columns of the head dim.
+/// Registers a consumer: S columns / 2, P columns / 4, O width / 2. KiB: slabs (Q rows / 8 a buffer, K and V columns /
+/// 8 a buffer), where a slab is 64 columns of the head dim.
 template <config C, tuning T, class F>
 constexpr forward_shape forward_tile() {
   constexpr int slabs = (C.head_dim + 63) / 64;

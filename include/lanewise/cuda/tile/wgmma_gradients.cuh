@@ -14,9 +14,10 @@ namespace lanewise::gpu {
 template <int n>
 using fragments = std::uint32_t[n / 2][4];
 
-/// Which of this lane's pairs of a tile of S^T lie inside it and are kept: bit 4 j + e for element e of block j. Asked
-/// while the registers of S^T and dP^T are free. `row` is this warp's first key of the tile.
-template <int n, class F>
+/// Which of this lane's pairs of a tile of S^T (or S: rows are queries) lie inside it and are kept: bit 4 j + e for
+/// element e of block j. Asked while the registers of S^T and dP^T are free. `row` is this warp's first row of the
+/// tile.
+template <int n, rows_are R = rows_are::keys, class F>
 __device__ __forceinline__ std::uint32_t kept_pairs(F const& f, block const& tile, int row) {
   static_assert(4 * n <= 32);
   std::uint32_t kept = 0;
@@ -25,8 +26,7 @@ __device__ __forceinline__ std::uint32_t kept_pairs(F const& f, block const& til
   for (int j = 0; j < n; ++j)
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      position const at =
-          position_in<rows_are::keys>(tile, row + c_map::c(lane, e).row, 8 * j + c_map::c(lane, e).column);
+      position const at = position_in<R>(tile, row + c_map::c(lane, e).row, 8 * j + c_map::c(lane, e).column);
       if (at.q < tile.q_end && at.k < tile.k_end && keep(f, at)) kept |= 1u << (4 * j + e);
     }
   return kept;
@@ -82,6 +82,45 @@ __device__ __forceinline__ void score_gradients(fragments<n>& ds, accumulators<1
                                          times(weight[0][j].x[2 * half + 1], dp[0][j].x[2 * half + 1] - d.y));
     }
   }
+}
+
+/// S to its weight in dS where rows are queries: P = 2^(S factor - LSE) times the score's derivative. `base` is the LSE
+/// (log2 units) of this lane's rows g and g + 8, `row` this warp's first query of the tile.
+template <bool masked, int n, class F>
+__device__ __forceinline__ void exponentiate_rows(accumulators<1, n>& s, F const& f, block const& tile, int row,
+                                                  std::uint32_t kept, score_scale scale, float const (&base)[2]) {
+  int const lane = lane_index_anew();
+#pragma unroll
+  for (int j = 0; j < n; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      float& x = s[0][j].x[e];
+      bool const takes_part = !masked || (kept >> (4 * j + e) & 1u);
+      float derivative = 1.f;
+      if constexpr (has_score<F>)
+        if (takes_part) {
+          position const at =
+              position_in<rows_are::queries>(tile, row + lane / 4 + e / 2 * 8, 8 * j + lane % 4 * 2 + e % 2);
+          float const raw = x * scale.before;
+          x = score(f, raw, at) * log2_e;
+          derivative = score_grad(f, raw, at);
+        }
+      x = takes_part ? exp2_approximate(fmaf(x, scale.factor, -base[e / 2])) : 0.f;
+      if (has_score<F> && x != 0.f) x *= derivative;
+    }
+}
+
+/// dS = weight (dP - delta) where rows are queries, rounded to E as the A operand of dQ += dS K; as score_gradients().
+template <bool masked, class E, int n>
+__device__ __forceinline__ void score_gradients_of_rows(fragments<n>& ds, accumulators<1, n> const& weight,
+                                                        accumulators<1, n> const& dp, float const (&delta)[2]) {
+  auto const times = [](float w, float x) { return masked && w == 0.f ? 0.f : w * x; };
+#pragma unroll
+  for (int j = 0; j < n; ++j)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      ds[j / 2][j % 2 * 2 + half] = pack(E{}, times(weight[0][j].x[2 * half], dp[0][j].x[2 * half] - delta[half]),
+                                         times(weight[0][j].x[2 * half + 1], dp[0][j].x[2 * half + 1] - delta[half]));
 }
 
 /// dS^T to dS in shared memory, rows queries, columns keys: the A operand of dQ = dS K. Query 0 goes to row `row`, a
