@@ -20,6 +20,13 @@ std::pair<std::string, std::string> module_and_tensor(std::string const& name) {
   return {name.substr(0, at), name.substr(at)};
 }
 
+/// What PEFT calls the site: the last part of its module's name, or all of it where two sites end alike.
+std::string target_of(projection_site const& site, std::span<projection_site const> sites) {
+  std::string const module = site.module, last = module.substr(module.rfind('.'));
+  auto const ends_alike = [&](projection_site const& s) { return std::string(s.module).ends_with(last); };
+  return std::ranges::count_if(sites, ends_alike) > 1 ? module : last.substr(1);
+}
+
 /// A whole number without a point, as PEFT's own configurations have it.
 json number(double value) { return value == double(std::int64_t(value)) ? json(std::int64_t(value)) : json(value); }
 
@@ -39,7 +46,7 @@ void copy_tensor(safetensors::tensor const& t, parameter const& p, std::span<flo
   std::ranges::copy(values, to.begin());
 }
 
-safetensors::file peft_tensors(parameter_layout const& layout, std::span<float const> trained) {
+safetensors::file peft_tensors(weight_layout const& layout, std::span<float const> trained) {
   safetensors::file f;
   for (parameter const& p : layout.adapters().all())
     f.tensors[std::string(peft_prefix) + p.name] = safetensors::make<float>(p.shape, part_of(trained, p));
@@ -47,19 +54,22 @@ safetensors::file peft_tensors(parameter_layout const& layout, std::span<float c
   return f;
 }
 
-std::string peft_config(parameter_layout const& layout, std::string const& base) {
+std::string peft_config(weight_layout const& layout, std::string const& base, std::string const& task) {
   adaptation const& how = layout.how();
   bool const is_lora = how.adapter.kind == adapter_kind::lora;
   double const alpha = how.adapter.alpha == 0 ? double(how.adapter.dim) : how.adapter.alpha;
   json modules = json::array(), exceptions = json::object();
-  for (std::string const& site : how.sites) modules.push_back(site + "_proj");
+  for (std::string const& name : how.sites)
+    modules.push_back(target_of(
+        *std::ranges::find(layout.sites(), name, [](projection_site const& s) { return std::string(s.name); }),
+        layout.sites()));
   // PEFT scales a whole w2 by alpha / r as well, which LyCORIS and this program do not.
   layout.for_each_adapter([&](adapter const& a) {
     if (a.scale() != alpha / double(how.adapter.dim)) exceptions[a.module()] = how.adapter.dim;
   });
   nlohmann::ordered_json j{{"peft_type", is_lora ? "LORA" : "LOKR"},
-                           {"task_type", "CAUSAL_LM"},
-                           {"base_model_name_or_path", base},
+                           {"task_type", task.empty() ? json() : json(task)},
+                           {"base_model_name_or_path", base.empty() ? json() : json(base)},
                            {"inference_mode", true},
                            {"target_modules", modules},
                            {"r", how.adapter.dim},
@@ -81,7 +91,7 @@ std::string peft_config(parameter_layout const& layout, std::string const& base)
   return j.dump(2) + "\n";
 }
 
-safetensors::file lycoris_tensors(parameter_layout const& layout, std::span<float const> trained) {
+safetensors::file lycoris_tensors(weight_layout const& layout, std::span<float const> trained) {
   safetensors::file f;
   auto const name = [](std::string module) {
     std::ranges::replace(module, '.', '_');
@@ -99,7 +109,7 @@ safetensors::file lycoris_tensors(parameter_layout const& layout, std::span<floa
   return f;
 }
 
-adaptation read_peft_config(fs::path const& directory) {
+adaptation read_peft_config(fs::path const& directory, std::span<projection_site const> sites) {
   fs::path const path = directory / "adapter_config.json";
   auto const refuse = [&](std::string const& what) { throw bad_base(path.string() + ": " + what); };
   std::ifstream in(path, std::ios::binary);
@@ -121,11 +131,11 @@ adaptation read_peft_config(fs::path const& directory) {
     if (j.contains("bias") && j.at("bias") != "none") refuse("bias is " + j.at("bias").dump());
     if (j.contains("rank_pattern") && !j.at("rank_pattern").empty()) refuse("rank_pattern is not empty");
     for (json const& module : j.at("target_modules")) {
-      auto name = module.get<std::string>();
-      if (name.ends_with("_proj")) name.resize(name.size() - 5);
-      if (std::ranges::find(projection_sites, name) == std::end(projection_sites))
-        refuse("target module " + module.dump() + " has no adapter here");
-      how.sites.push_back(name);
+      auto const name = module.get<std::string>();
+      auto const site = std::ranges::find_if(
+          sites, [&](projection_site const& s) { return name == s.module || name == target_of(s, sites); });
+      if (site == sites.end()) refuse("target module " + module.dump() + " has no adapter here");
+      how.sites.push_back(site->name);
     }
     return how;
   } catch (json::exception const& e) {
@@ -133,7 +143,7 @@ adaptation read_peft_config(fs::path const& directory) {
   }
 }
 
-void read_peft_tensors(fs::path const& directory, parameter_layout const& layout, std::span<float> trained) {
+void read_peft_tensors(fs::path const& directory, weight_layout const& layout, std::span<float> trained) {
   fs::path const path = directory / "adapter_model.safetensors";
   try {
     safetensors::file const f = safetensors::read(path);

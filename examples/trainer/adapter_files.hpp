@@ -13,7 +13,7 @@
 #include <string>
 
 #include "../common/safetensors.hpp"
-#include "model.hpp"
+#include "weight_layout.hpp"
 
 namespace trainer {
 
@@ -31,18 +31,18 @@ std::span<T> part_of(std::span<T> array, parameter const& p) {
 void copy_tensor(safetensors::tensor const& t, parameter const& p, std::span<float> array);
 
 /// The tensors of adapter_model.safetensors. trained: the array of layout.adapters().
-safetensors::file peft_tensors(parameter_layout const& layout, std::span<float const> trained);
-/// adapter_config.json. base: the directory of the frozen model, as it should be found again.
-std::string peft_config(parameter_layout const& layout, std::string const& base);
+safetensors::file peft_tensors(weight_layout const& layout, std::span<float const> trained);
+/// adapter_config.json. base: the directory of the frozen model, as it should be found again; task: PEFT's name of what
+/// it is for. Empty ones are null there.
+std::string peft_config(weight_layout const& layout, std::string const& base, std::string const& task);
 /// The tensors of LyCORIS's file; of a LoKR layout.
-safetensors::file lycoris_tensors(parameter_layout const& layout, std::span<float const> trained);
+safetensors::file lycoris_tensors(weight_layout const& layout, std::span<float const> trained);
 
 /// The adapter that a PEFT directory describes: kind, dim, alpha, factor and sites; storage is left as it is by
 /// default. Throws bad-base, naming the file and what this program would compute otherwise.
-adaptation read_peft_config(std::filesystem::path const& directory);
+adaptation read_peft_config(std::filesystem::path const& directory, std::span<projection_site const> sites);
 /// Fills the array of layout.adapters() from adapter_model.safetensors. Throws bad-base where a tensor is missing, has
 /// another shape, or is not part of the layout.
-void read_peft_tensors(std::filesystem::path const& directory, parameter_layout const& layout,
-                       std::span<float> trained);
+void read_peft_tensors(std::filesystem::path const& directory, weight_layout const& layout, std::span<float> trained);
 
 }  // namespace trainer

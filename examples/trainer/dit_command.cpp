@@ -6,6 +6,7 @@
 
 #include "audio/wav.hpp"
 #include "dit_trainer.hpp"
+#include "model_files.hpp"
 #include "run_loop.hpp"
 
 namespace trainer {
@@ -31,9 +32,13 @@ class dit_run {
  private:
   void describe_run() const {
     std::printf("%s", describe(settings_).c_str());
-    std::printf("model: %lld weights, crops of %lld to %lld frames, %lld a step\n",
-                static_cast<long long>(trainer_.layout().list().count()), static_cast<long long>(settings_.crop_min),
-                static_cast<long long>(settings_.crop_max), static_cast<long long>(settings_.crops_per_step()));
+    dit_layout const& layout = trainer_.layout();
+    std::string const frozen = std::to_string(layout.full().count() + layout.half().count());
+    std::printf("model: %lld weights%s, crops of %lld to %lld frames, %lld a step\n",
+                static_cast<long long>(layout.trained().count()),
+                layout.is_frozen() ? (" beside " + frozen + " frozen ones, drawn from the seed").c_str() : "",
+                static_cast<long long>(settings_.crop_min), static_cast<long long>(settings_.crop_max),
+                static_cast<long long>(settings_.crops_per_step()));
     std::printf("device: %s\n", device_->describe().c_str());
     std::printf("attention: %s\n", trainer_.attention_kernels().c_str());
     lanewise::arena_plan const& plan = trainer_.plan();
@@ -47,7 +52,9 @@ class dit_run {
     flow_validation const v = trainer_.validate();
     loop_.log_validation(v.loss);
     loop_.save();
-    directory_.write("model.safetensors", weights_of(trainer_));
+    if (trainer_.layout().is_frozen())
+      save_adapter(directory_, trainer_.layout(), trainer_.get(state_array::weights), "", "");
+    else directory_.write("model.safetensors", weights_of(trainer_));
     loop_.show_curve(v.linear, words_of_curve, "Loss of lanewise-train dit");
     if (settings_.sample_steps > 0) write_sample();
 

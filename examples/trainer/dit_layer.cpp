@@ -68,12 +68,12 @@ void dit_model<T>::norm_backward(scene const& s, norm_site at, T const* x, T con
     sequence_shape const shape = s.modulated(hidden, slots);
     buffer<T> const partial = s.take(shape.partial_count(3), "partial");
     s.dit.adaptive_norm_backward(shape, x, w + at.gain, modulation + at.scale * hidden, inverse, d_y, d_x,
-                                 s.gradients + at.gain, d_modulation + at.shift * hidden,
+                                 s.gradient(at.gain), d_modulation + at.shift * hidden,
                                  d_modulation + at.scale * hidden, partial);
   } else {
-    buffer<T> const partial = s.take(partial_count(s.rows(), 2 * hidden), "partial");
-    s.dit.layer_norm_backward(s.rows(), hidden, x, w + at.gain, inverse, d_y, d_x, s.gradients + at.gain,
-                              s.gradients + at.bias, partial);
+    buffer<T> const partial = s.partial(partial_count(s.rows(), 2 * hidden));
+    s.dit.layer_norm_backward(s.rows(), hidden, x, w + at.gain, inverse, d_y, d_x, s.gradient(at.gain),
+                              s.gradient(at.bias), partial);
   }
 }
 
@@ -89,7 +89,7 @@ buffer<T> dit_model<T>::self_attention(scene const& s, std::int64_t layer, T con
 
   head_shape const heads{rows, s.length, q, kv, d, shape_.epsilon};
   t.qkv = s.take(rows * shape_.all_heads() * d, "qkv");
-  s.op.linear(rows, hidden, shape_.all_heads() * d, t.normed, w + at.qkv, nullptr, t.qkv);
+  s.placed.forward(at.qkv, rows, t.normed, nullptr, t.qkv);
   if (is_ace()) {
     t.qk = s.take(rows * (q + kv) * d, "qk");
     t.head_inverse = s.take(rows * (q + kv), "head_inverse");
@@ -109,10 +109,10 @@ buffer<T> dit_model<T>::self_attention(scene const& s, std::int64_t layer, T con
   buffer<T> y = s.take(rows * hidden, "middle");
   if (is_ace()) {
     t.attended = s.take(rows * hidden, "attended");
-    s.op.linear(rows, q * d, hidden, t.o, w + at.o, nullptr, t.attended);
+    s.placed.forward(at.o, rows, t.o, nullptr, t.attended);
     s.dit.gated_add(s.modulated(hidden, slots), x, t.attended, t.modulation + self_gate * hidden, y);
   } else {
-    s.op.linear(rows, q * d, hidden, t.o, w + at.o, x, y);
+    s.placed.forward(at.o, rows, t.o, x, y);
   }
   return y;
 }
@@ -127,13 +127,13 @@ buffer<T> dit_model<T>::cross_attention(scene const& s, std::int64_t layer, dit_
   t.cross_inverse = s.take(rows, "cross_inverse");
   s.op.rms_norm(rows, hidden, shape_.epsilon, t.middle, w + at.cross_norm, t.cross_normed, t.cross_inverse);
   t.q = s.take(rows * q * d, "cross_q");
-  s.op.linear(rows, hidden, q * d, t.cross_normed, w + at.cross_q, nullptr, t.q);
+  s.placed.forward(at.cross_q, rows, t.cross_normed, nullptr, t.q);
   t.q_normed = s.take(rows * q * d, "cross_q_normed");
   t.q_inverse = s.take(rows * q, "cross_q_inverse");
   s.op.head_norm({rows, s.length, q, 0, d, shape_.epsilon}, t.q, w + at.cross_q_norm, w + at.cross_k_norm, nullptr,
                  t.q_normed, t.q_inverse);
   t.kv = s.take(caption_rows * 2 * kv * d, "cross_kv");
-  s.op.linear(caption_rows, hidden, 2 * kv * d, s.caption, w + at.cross_kv, nullptr, t.kv);
+  s.placed.forward(at.cross_kv, caption_rows, s.caption, nullptr, t.kv);
   t.k_normed = s.take(caption_rows * kv * d, "cross_k_normed");
   t.k_inverse = s.take(caption_rows * kv, "cross_k_inverse");
   s.op.head_norm({caption_rows, s.in.caption_length, 0, kv, d, shape_.epsilon}, t.kv, w + at.cross_q_norm,
@@ -148,29 +148,28 @@ buffer<T> dit_model<T>::cross_attention(scene const& s, std::int64_t layer, dit_
                            t.cross_saved, scratch);
   }
   buffer<T> y = s.take(rows * hidden, "crossed");
-  s.op.linear(rows, q * d, hidden, t.cross_o, w + at.cross_o, t.middle, y);
+  s.placed.forward(at.cross_o, rows, t.cross_o, t.middle, y);
   return y;
 }
 
 template <class T>
 buffer<T> dit_model<T>::mlp(scene const& s, std::int64_t layer, T const* x, dit_tape<T>& t) const {
   dit_layer_weights const& at = layout_->layer(layer);
-  T const* const w = s.weights;
   std::int64_t const hidden = shape_.hidden, rows = s.rows();
   t.mlp_normed = s.take(rows * hidden, "mlp_normed");
   t.mlp_inverse = s.take(rows * (is_ace() ? 1 : 2), "mlp_inverse");
   norm(s, {at.mlp_norm, at.mlp_bias, mlp_shift, mlp_scale}, x, t.modulation, t.mlp_normed, t.mlp_inverse);
   t.gate_up = s.take(rows * 2 * shape_.ffn, "gate_up");
-  s.op.linear(rows, hidden, 2 * shape_.ffn, t.mlp_normed, w + at.gate_up, nullptr, t.gate_up);
+  s.placed.forward(at.gate_up, rows, t.mlp_normed, nullptr, t.gate_up);
   t.active = s.take(rows * shape_.ffn, "active");
   s.op.swiglu(rows, shape_.ffn, t.gate_up, t.active);
   buffer<T> y = s.take(rows * hidden, "x");
   if (is_ace()) {
     t.mlp_out = s.take(rows * hidden, "mlp_out");
-    s.op.linear(rows, shape_.ffn, hidden, t.active, w + at.down, nullptr, t.mlp_out);
+    s.placed.forward(at.down, rows, t.active, nullptr, t.mlp_out);
     s.dit.gated_add(s.modulated(hidden, slots), x, t.mlp_out, t.modulation + mlp_gate * hidden, y);
   } else {
-    s.op.linear(rows, shape_.ffn, hidden, t.active, w + at.down, x, y);
+    s.placed.forward(at.down, rows, t.active, x, y);
   }
   return y;
 }
@@ -194,7 +193,6 @@ template <class T>
 void dit_model<T>::mlp_backward(scene const& s, std::int64_t layer, T const* x, dit_tape<T>& t, T* d_x,
                                 T* d_modulation) const {
   dit_layer_weights const& at = layout_->layer(layer);
-  T const* const w = s.weights;
   std::int64_t const hidden = shape_.hidden, rows = s.rows();
   sequence_shape const shape = s.modulated(hidden, slots);
   buffer<T> d_out;
@@ -206,8 +204,7 @@ void dit_model<T>::mlp_backward(scene const& s, std::int64_t layer, T const* x, 
     t.mlp_out = {};
   }
   buffer<T> d_active = s.take(rows * shape_.ffn, "d_active");
-  s.op.linear_backward(rows, shape_.ffn, hidden, t.active, w + at.down, is_ace() ? d_out.get() : d_x, d_active,
-                       s.gradients + at.down);
+  s.placed.backward(at.down, rows, t.active, is_ace() ? d_out.get() : d_x, d_active);
   d_out = {};
   t.active = {};
   buffer<T> d_gate_up = s.take(rows * 2 * shape_.ffn, "d_gate_up");
@@ -215,8 +212,7 @@ void dit_model<T>::mlp_backward(scene const& s, std::int64_t layer, T const* x, 
   t.gate_up = {};
   d_active = {};
   buffer<T> const d_normed = s.take(rows * hidden, "d_mlp_normed");
-  s.op.linear_backward(rows, hidden, 2 * shape_.ffn, t.mlp_normed, w + at.gate_up, d_gate_up, d_normed,
-                       s.gradients + at.gate_up);
+  s.placed.backward(at.gate_up, rows, t.mlp_normed, d_gate_up, d_normed);
   t.mlp_normed = {};
   norm_backward(s, {at.mlp_norm, at.mlp_bias, mlp_shift, mlp_scale}, x, t.modulation, t.mlp_inverse, d_normed, d_x,
                 d_modulation);
@@ -229,7 +225,7 @@ void dit_model<T>::cross_backward(scene const& s, std::int64_t layer, dit_tape<T
   std::int64_t const hidden = shape_.hidden, d = shape_.head_dim, q = shape_.q_heads, kv = shape_.kv_heads;
   std::int64_t const rows = s.rows(), caption_rows = s.caption_rows(), batch = s.in.batch;
   buffer<T> d_o = s.take(rows * q * d, "d_cross_o");
-  s.op.linear_backward(rows, q * d, hidden, t.cross_o, w + at.cross_o, d_x, d_o, s.gradients + at.cross_o);
+  s.placed.backward(at.cross_o, rows, t.cross_o, d_x, d_o);
   buffer<T> d_q = s.take(rows * q * d, "d_cross_q");
   buffer<T> const d_kv = s.take(caption_rows * 2 * kv * d, "d_cross_kv");
   {
@@ -246,26 +242,25 @@ void dit_model<T>::cross_backward(scene const& s, std::int64_t layer, dit_tape<T
                                heads_of(batch, s.in.caption_length, d_kv.get(), 2 * kv, kv, kv, d)},
                               scratch);
     }
-    buffer<T> const partial = s.take(partial_count(std::max(rows, caption_rows), 2 * d), "partial");
+    buffer<T> const partial = s.partial(partial_count(std::max(rows, caption_rows), 2 * d));
     s.op.head_norm_backward({rows, s.length, q, 0, d, shape_.epsilon}, t.q, w + at.cross_q_norm, w + at.cross_k_norm,
-                            nullptr, t.q_inverse, d_q_normed, d_q, s.gradients + at.cross_q_norm,
-                            s.gradients + at.cross_k_norm, partial);
+                            nullptr, t.q_inverse, d_q_normed, d_q, s.gradient(at.cross_q_norm),
+                            s.gradient(at.cross_k_norm), partial);
     s.op.head_norm_backward({caption_rows, s.in.caption_length, 0, kv, d, shape_.epsilon}, t.kv, w + at.cross_q_norm,
-                            w + at.cross_k_norm, nullptr, t.k_inverse, d_k_normed, d_kv, s.gradients + at.cross_q_norm,
-                            s.gradients + at.cross_k_norm, partial);
+                            w + at.cross_k_norm, nullptr, t.k_inverse, d_k_normed, d_kv, s.gradient(at.cross_q_norm),
+                            s.gradient(at.cross_k_norm), partial);
   }
   d_o = {};
   {
-    buffer<T> const d_caption = s.take(caption_rows * hidden, "d_caption_part");
-    s.op.linear_backward(caption_rows, hidden, 2 * kv * d, s.caption, w + at.cross_kv, d_kv, d_caption,
-                         s.gradients + at.cross_kv);
-    s.op.add_columns(caption_rows, hidden, T(1), d_caption, hidden, T(1), s.d_caption, hidden);
+    buffer<T> const d_caption = s.is_frozen() ? buffer<T>() : s.take(caption_rows * hidden, "d_caption_part");
+    s.placed.backward(at.cross_kv, caption_rows, s.caption, d_kv, d_caption);
+    if (!s.is_frozen()) s.op.add_columns(caption_rows, hidden, T(1), d_caption, hidden, T(1), s.d_caption, hidden);
   }
   buffer<T> const d_normed = s.take(rows * hidden, "d_cross_normed");
-  s.op.linear_backward(rows, hidden, q * d, t.cross_normed, w + at.cross_q, d_q, d_normed, s.gradients + at.cross_q);
-  buffer<T> const partial = s.take(partial_count(rows, hidden), "partial");
+  s.placed.backward(at.cross_q, rows, t.cross_normed, d_q, d_normed);
+  buffer<T> const partial = s.partial(partial_count(rows, hidden));
   s.op.rms_norm_backward(rows, hidden, t.middle, w + at.cross_norm, t.cross_inverse, d_normed, d_x,
-                         s.gradients + at.cross_norm, partial);
+                         s.gradient(at.cross_norm), partial);
 }
 
 template <class T>
@@ -285,7 +280,7 @@ void dit_model<T>::self_backward(scene const& s, std::int64_t layer, T const* x,
                              d_modulation + self_gate * hidden, partial);
   }
   buffer<T> d_o = s.take(rows * q * d, "d_o");
-  s.op.linear_backward(rows, q * d, hidden, t.o, w + at.o, is_ace() ? d_attended.get() : d_x, d_o, s.gradients + at.o);
+  s.placed.backward(at.o, rows, t.o, is_ace() ? d_attended.get() : d_x, d_o);
   d_attended = {};
   buffer<T> const d_qkv = s.take(rows * all * d, "d_qkv");
   {
@@ -305,15 +300,15 @@ void dit_model<T>::self_backward(scene const& s, std::int64_t layer, T const* x,
     }
     d_o = {};
     if (is_ace()) {
-      buffer<T> const partial = s.take(partial_count(rows, 2 * d), "partial");
+      buffer<T> const partial = s.partial(partial_count(rows, 2 * d));
       s.op.head_norm_backward(heads, t.qkv, w + at.q_norm, w + at.k_norm, s.rotary, t.head_inverse, d_qk, d_qkv,
-                              s.gradients + at.q_norm, s.gradients + at.k_norm, partial);
+                              s.gradient(at.q_norm), s.gradient(at.k_norm), partial);
     } else {
       s.dit.rotate(heads, shape_.rotated, s.rotary, true, d_qkv);
     }
   }
   buffer<T> const d_normed = s.take(rows * hidden, "d_normed");
-  s.op.linear_backward(rows, hidden, all * d, t.normed, w + at.qkv, d_qkv, d_normed, s.gradients + at.qkv);
+  s.placed.backward(at.qkv, rows, t.normed, d_qkv, d_normed);
   norm_backward(s, {at.self_norm, at.self_bias, self_shift, self_scale}, x, t.modulation, t.inverse, d_normed, d_x,
                 d_modulation);
 }
@@ -332,8 +327,9 @@ void dit_model<T>::layer_backward(scene const& s, std::int64_t layer, T const* x
   cross_backward(s, layer, t, d_x);
   self_backward(s, layer, x, t, d_x, d_modulation);
   t = {};
-  buffer<T> const partial = s.take(partial_count(batch, width), "partial");
-  s.dit.sum_rows(batch, width, d_modulation, s.gradients + layout_->layer(layer).table, partial);
+  if (s.is_frozen()) return;
+  buffer<T> const partial = s.partial(partial_count(batch, width));
+  s.dit.sum_rows(batch, width, d_modulation, s.gradient(layout_->layer(layer).table), partial);
   s.op.add_columns(batch, width, T(1), d_modulation, width, T(1), s.d_projection, width);
 }
 

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "dit_ops.hpp"
-#include "parameters.hpp"
 #include "step_memory.hpp"
+#include "weight_layout.hpp"
 
 namespace trainer {
 
@@ -44,19 +44,25 @@ inline constexpr std::int64_t time_features = 256;
 /// Entries of the caption's table: the bytes, and the caption that stands for none.
 inline constexpr std::int64_t caption_entries = 257;
 
+/// The projections that may have an adapter; MM3 has no cross-attention.
+inline constexpr projection_site dit_sites[] = {{"q", "self_attn.q_proj"},        {"k", "self_attn.k_proj"},
+                                                {"v", "self_attn.v_proj"},        {"o", "self_attn.o_proj"},
+                                                {"cross_q", "cross_attn.q_proj"}, {"cross_k", "cross_attn.k_proj"},
+                                                {"cross_v", "cross_attn.v_proj"}, {"cross_o", "cross_attn.o_proj"},
+                                                {"gate", "mlp.gate_proj"},        {"up", "mlp.up_proj"},
+                                                {"down", "mlp.down_proj"}};
+
 struct dit_layer_weights {
-  std::int64_t table, self_norm, self_bias, qkv, q_norm, k_norm, o;
-  std::int64_t cross_norm, cross_q, cross_q_norm, cross_kv, cross_k_norm, cross_o;
-  std::int64_t mlp_norm, mlp_bias, gate_up, down;
+  std::int64_t table, self_norm, self_bias, q_norm, k_norm, cross_norm, cross_q_norm, cross_k_norm, mlp_norm, mlp_bias;
+  projection_index qkv, o, cross_q, cross_kv, cross_o, gate_up, down;
 };
 struct time_weights {
   std::int64_t in, in_bias, out, out_bias, projection, projection_bias;
 };
 
-class dit_layout {
+class dit_layout : public weight_layout {
  public:
-  explicit dit_layout(dit_shape const& shape);
-  parameter_list const& list() const { return list_; }
+  explicit dit_layout(dit_shape const& shape, adaptation const& how = {});
   dit_layer_weights const& layer(std::int64_t i) const { return layers_[std::size_t(i)]; }
 
   std::int64_t in = 0, in_context = 0, in_bias = 0, caption = 0, condition = 0, condition_bias = 0;
@@ -66,7 +72,6 @@ class dit_layout {
  private:
   time_weights add_time(dit_shape const& shape, std::string const& name);
   void add_layer(dit_shape const& shape, std::string const& at);
-  parameter_list list_;
   std::vector<dit_layer_weights> layers_;
 };
 
@@ -108,13 +113,14 @@ class dit_model {
   dit_model(dit_shape const& shape, attention_kind attention, dit_layout const& layout, std::int64_t segments = 1);
 
   /// prediction[batch, tokens, patch_width()]. rotary: fill_rotary_table(tokens + prefix, rotated).
-  void predict(ops<T> const& op, dit_ops<T> const& dit, step_memory& memory, dit_batch<T> const& in, T const* weights,
-               T const* rotary, T* prediction);
+  void predict(ops<T> const& op, dit_ops<T> const& dit, step_memory& memory, dit_batch<T> const& in,
+               weight_arrays<T> const& weights, T const* rotary, T* prediction);
 
-  /// gradients += d (sum of row_weight loss) / d weights; loss[batch, tokens], the mean squared error against target
-  /// [batch, tokens, patch_width()]. channel_weight: [patch_width()].
-  void train(ops<T> const& op, dit_ops<T> const& dit, step_memory& memory, dit_batch<T> const& in, T const* weights,
-             T const* rotary, T const* target, T const* row_weight, T const* channel_weight, T* gradients, T* loss);
+  /// gradients += d (sum of row_weight loss) / d of what the layout has trained; loss[batch, tokens], the mean squared
+  /// error against target [batch, tokens, patch_width()]. channel_weight: [patch_width()].
+  void train(ops<T> const& op, dit_ops<T> const& dit, step_memory& memory, dit_batch<T> const& in,
+             weight_arrays<T> const& weights, T const* rotary, T const* target, T const* row_weight,
+             T const* channel_weight, T* gradients, T* loss);
 
  private:
   using scene = dit_scene<T>;
@@ -158,8 +164,11 @@ class dit_model {
   std::vector<dit_tape<T>> tapes_;
 };
 
-/// Draws matrices from N(0, 0.02^2), tables from N(0, 1 / hidden); gains are 1, biases 0. The same seed gives the same
-/// bits.
+/// Draws one tensor of an unmirrored layout, its index-th: matrices from N(0, 0.02^2), tables from N(0, 1 / hidden);
+/// gains are 1, biases 0. The same seed gives the same bits.
+template <class T>
+void draw_weight(parameter const& p, std::uint64_t index, dit_shape const& shape, std::uint64_t seed, T* to);
+/// All of layout.full(), of an unmirrored layout.
 template <class T>
 void initialise(dit_layout const& layout, dit_shape const& shape, std::uint64_t seed, T* weights);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "adapter_options.hpp"
 #include "option_table.hpp"
 
 namespace trainer {
@@ -24,8 +25,17 @@ constexpr sizes all_sizes[] = {
     {"mm3", "mm3", 36, 2048, 32, 32, 64, 8192, 128, 1, 2048, 1, 1000, 1378, 2584, 1e-4},
 };
 
+/// MM3 has no cross-attention.
+std::vector<projection_site> sites_of(dit_settings const& s) {
+  std::vector<projection_site> sites;
+  for (projection_site const& p : dit_sites)
+    if (s.style != "mm3" || !std::string(p.name).starts_with("cross_")) sites.push_back(p);
+  return sites;
+}
+
 void check(dit_settings const& s) {
-  require_not_negative(s, [](field const& f, double) { return std::string(f.name) == "time-mean"; });
+  require_not_negative(
+      s, [](field const& f, double value) { return std::string(f.name) == "time-mean" || may_be_negative(f, value); });
   for (auto const& [name, value] : {std::pair{"bands", s.bands},
                                     {"patch", s.patch},
                                     {"caption-width", s.caption_width},
@@ -33,6 +43,7 @@ void check(dit_settings const& s) {
                                     {"crop-max", s.crop_max}})
     require_at_most(name, value, largest_size);
   check_run(s, s.crop_max, "crop-max");
+  check_adapter(s, sites_of(s));
   require(s.style == "ace" || s.style == "mm3", "--style: " + s.style + " is neither ace nor mm3");
   require(s.ablate == "none" || s.ablate == "attention" || s.ablate == "targets",
           "--ablate: " + s.ablate + " is none of none, attention, targets");
@@ -59,6 +70,8 @@ dit_shape dit_settings::model() const {
           .rotated = ace ? head_dim : head_dim / 4 * 2,
           .epsilon = ace ? 1e-6 : 1e-5};
 }
+
+adaptation dit_settings::adapted() const { return adaptation_of(*this); }
 
 dit_preset dit_preset_named(std::string const& name) {
   auto const found = std::ranges::find_if(all_sizes, [&](sizes const& s) { return name == s.name; });
@@ -94,6 +107,7 @@ dit_settings resolve(dit_options const& o) {
   fill_from(s, o, dit_preset_named(preset).values);
   s.preset = preset;
   resolve_run(s, o);
+  resolve_adapter(s, o, sites_of(s));
   if (!o.crop_max) s.crop_max = s.crop;
   if (!o.crop_min) s.crop_min = s.crop;
   check(s);

@@ -32,6 +32,11 @@ struct dit_fields : run_fields<Wrap> {
             "can be learned",
             zero_is_value},
       sets.ablate...);
+    run_fields<Wrap>::adapter_table(
+        f,
+        "projections with an adapter, of q,k,v,o,cross_q,cross_k,cross_v,cross_o,gate,up,down. Default: all that the "
+        "style has",
+        sets...);
     f(field{"Training", "crop", "frames of every crop: --crop-min and --crop-max in one"}, sets.crop...);
     f(field{"Training", "crop-min", "fewest frames of a crop. Default: half of --crop-max"}, sets.crop_min...);
     f(field{"Training", "crop-max",
@@ -60,6 +65,7 @@ struct dit_options : dit_fields<std::optional>, run_request {};
 /// Every value decided but the crops, which depend on the recordings; and which of them the user decided.
 struct dit_settings : dit_fields<plain>, run_places {
   dit_shape model() const;
+  adaptation adapted() const;
   flow_times times() const { return {time_mean, time_deviation}; }
   /// Crops of a step.
   std::int64_t crops_per_step() const { return batch * accumulate; }

@@ -13,9 +13,9 @@ struct dit_scene {
   dit_ops<T> const& dit;
   step_memory& memory;
   dit_batch<T> const& in;
-  T const *weights, *rotary;
-  std::int64_t length;  ///< tokens of a batch element, with the prefix
-  T* gradients = nullptr;
+  projections<T> placed;
+  T const *weights, *rotary;      ///< weights: layout.full()
+  std::int64_t length;            ///< tokens of a batch element, with the prefix
   T const* embedding = nullptr;   ///< [batch, hidden]: the time's
   T const* caption = nullptr;     ///< [batch, caption_length, hidden]
   T const* projection = nullptr;  ///< [batch, 6 hidden]: the time's part of every layer's six vectors
@@ -27,6 +27,11 @@ struct dit_scene {
   sequence_shape modulated(std::int64_t hidden, std::int64_t slots) const {
     return {in.batch, length, hidden, slots * hidden};
   }
+  bool is_frozen() const { return placed.layout.is_frozen(); }
+  /// Null for a frozen weight.
+  T* gradient(std::int64_t at) const { return placed.gradient(at); }
+  /// Partial sums of gradients that a frozen weight does not have.
+  buffer<T> partial(std::int64_t count) const { return is_frozen() ? buffer<T>() : take(count, "partial"); }
   buffer<T> take(std::int64_t count, char const* label) const { return memory.take<T>(count, label); }
   buffer<std::byte> scratch(std::size_t bytes) const { return memory.take<std::byte>(std::int64_t(bytes), "scratch"); }
 };

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "adapter_files.hpp"
 #include "attention_probe.hpp"
 #include "error.hpp"
 #include "levers.hpp"
+#include "workers.hpp"
 
 namespace trainer {
 namespace {
@@ -60,7 +62,10 @@ dit_trainer::persistent_ids dit_trainer::record(dit_settings const& s, dit_layou
   dit_shape const shape = s.model();
   dit_model<float> model(shape, attention_of(s), layout, s.ckpt);
   std::int64_t const rows = s.batch * s.tokens(), width = shape.patch_width();
-  persistent_ids const ids{.rotary = memory.persistent<float>((s.tokens() + shape.prefix()) * shape.rotated, "rotary"),
+  std::int64_t const frozen = layout.is_frozen() ? layout.full().count() : 0;
+  persistent_ids const ids{.frozen = memory.persistent<float>(frozen, "frozen weights"),
+                           .half = memory.persistent<lanewise::bf16>(layout.half().count(), "mirrored weights"),
+                           .rotary = memory.persistent<float>((s.tokens() + shape.prefix()) * shape.rotated, "rotary"),
                            .noised = memory.persistent<float>(rows * width, "noised"),
                            .target = memory.persistent<float>(rows * width, "target"),
                            .time = memory.persistent<float>(s.batch * time_features, "time"),
@@ -74,17 +79,17 @@ dit_trainer::persistent_ids dit_trainer::record(dit_settings const& s, dit_layou
                            .room = memory.persistent<std::byte>(std::int64_t(on.room()), "library workspace")};
   state.record(op, memory, optimise_graph);
   memory.graph(train_graph);
-  model.train(op, dit, memory, empty_batch(s, s.batch, caption_length), nullptr, nullptr, nullptr, nullptr, nullptr,
-              nullptr, nullptr);
+  model.train(op, dit, memory, empty_batch(s, s.batch, caption_length), {}, nullptr, nullptr, nullptr, nullptr, nullptr,
+              nullptr);
   memory.graph(validate_graph);
   {
     buffer<float> const prediction = memory.take<float>(rows * width, "prediction");
-    model.predict(op, dit, memory, empty_batch(s, s.batch, caption_length), nullptr, nullptr, prediction);
+    model.predict(op, dit, memory, empty_batch(s, s.batch, caption_length), {}, nullptr, prediction);
   }
   memory.graph(sample_graph);
   {
     buffer<float> const velocity = memory.take<float>(s.tokens() * width, "velocity");
-    model.predict(op, dit, memory, empty_batch(s, 1, caption_length), nullptr, nullptr, velocity);
+    model.predict(op, dit, memory, empty_batch(s, 1, caption_length), {}, nullptr, velocity);
   }
   memory.graph(probe_graph);
   memory.take<std::byte>(std::int64_t(probe_bytes(op, site_of(s))), "attention probe");
@@ -94,15 +99,15 @@ dit_trainer::persistent_ids dit_trainer::record(dit_settings const& s, dit_layou
 
 std::size_t dit_trainer::estimate(dit_settings const& s, recordings const& data, device const& on) {
   step_memory memory;
-  dit_layout const layout(s.model());
-  training_state state(s, layout.list());
+  dit_layout const layout(s.model(), s.adapted());
+  training_state state(s, layout.trained());
   record(s, layout, longest_caption(s, data), state, on, memory);
   return memory.peak();
 }
 
 dit_trainer::dit_trainer(dit_settings const& s, recordings const& data, device& on, memory_budget budget)
-    : settings_(s), data_(&data), on_(&on), caption_length_(longest_caption(s, data)), layout_(s.model()),
-      state_(s, layout_.list()), model_(s.model(), attention_of(s), layout_, s.ckpt), linear_(data) {
+    : settings_(s), data_(&data), on_(&on), caption_length_(longest_caption(s, data)), layout_(s.model(), s.adapted()),
+      state_(s, layout_.trained()), model_(s.model(), attention_of(s), layout_, s.ckpt), linear_(data) {
   ids_ = record(s, layout_, caption_length_, state_, on, memory_);
   bind_plan(memory_, on, budget, [&](std::size_t available) {
     return cheapest_changes<dit_settings>(s, levers, available,
@@ -128,6 +133,7 @@ dit_trainer::dit_trainer(dit_settings const& s, recordings const& data, device& 
   std::vector<float> const ones(std::size_t(shape.patch_width()), 1.f);
   op.upload(shape.patch_width(), ones.data(), memory_.at<float>(ids_.channel_weight));
   state_.attach(op, memory_);
+  if (layout_.is_frozen()) draw_base();
   auto const size = [](auto& vector, std::int64_t count) { vector.resize(std::size_t(count)); };
   size(host_.noised, rows * shape.patch_width());
   size(host_.target, rows * shape.patch_width());
@@ -140,9 +146,49 @@ dit_trainer::dit_trainer(dit_settings const& s, recordings const& data, device& 
   size(host_.caption_lengths, s.batch);
 }
 
+/// The frozen weights, as a run without adapters begins with them; the same tensor has the same numbers in either
+/// store.
+void dit_trainer::draw_base() {
+  ops<float> const& op = on_->op();
+  dit_layout const plain(settings_.model());
+  std::vector<parameter> const& drawn = plain.full().all();
+  auto next_full = layout_.full().all().begin(), next_half = layout_.half().all().begin();
+  lanewise::thread_pool pool(int(settings_.threads));
+  std::size_t const at_once = std::size_t(settings_.threads);
+  std::vector<std::vector<float>> values(at_once);
+  for (std::size_t first = 0; first < drawn.size(); first += at_once) {
+    std::size_t const count = std::min(at_once, drawn.size() - first);
+    workers(pool).each(std::int64_t(count), [&](std::int64_t i) {
+      std::size_t const index = first + std::size_t(i);
+      std::vector<float>& to = values[std::size_t(i)];
+      to.resize(std::size_t(drawn[index].count));
+      draw_weight(drawn[index], index, settings_.model(), std::uint64_t(settings_.seed), to.data());
+    });
+    for (std::size_t i = 0; i < count; ++i) {
+      if (next_full != layout_.full().all().end() && next_full->name == drawn[first + i].name) {
+        op.upload(next_full->count, values[i].data(), memory_.at<float>(ids_.frozen) + next_full->offset);
+        ++next_full;
+        continue;
+      }
+      std::vector<lanewise::bf16> half(values[i].size());
+      std::ranges::transform(values[i], half.begin(), lanewise::from_float<lanewise::bf16>);
+      op.upload(next_half->count, half.data(), memory_.at<lanewise::bf16>(ids_.half) + next_half->offset);
+      ++next_half;
+    }
+  }
+}
+
+weight_arrays<float> dit_trainer::weights() const {
+  if (!layout_.is_frozen()) return {.full = state_.weights()};
+  return {memory_.at<float>(ids_.frozen), memory_.at<lanewise::bf16>(ids_.half), state_.weights()};
+}
+
 void dit_trainer::start() {
-  std::vector<float> weights(std::size_t(layout_.list().count()));
-  initialise(layout_, settings_.model(), std::uint64_t(settings_.seed), weights.data());
+  auto const seed = std::uint64_t(settings_.seed);
+  std::vector<float> weights(std::size_t(layout_.trained().count()));
+  if (!settings_.adapter_from.empty()) read_peft_tensors(settings_.adapter_from, layout_, weights);
+  else if (layout_.is_frozen()) initialise_adapters(layout_, seed, weights.data());
+  else initialise(layout_, settings_.model(), seed, weights.data());
   set(state_array::weights, weights);
   state_.zero_moments();
 }
@@ -266,8 +312,8 @@ double dit_trainer::compute_gradients(std::int64_t t) {
     }
     upload(settings_.batch);
     memory_.graph(train_graph);
-    model_.train(on_->op(), on_->dit(), memory_, input(settings_.batch), state_.weights(),
-                 memory_.at<float>(ids_.rotary), memory_.at<float>(ids_.target), memory_.at<float>(ids_.row_weight),
+    model_.train(on_->op(), on_->dit(), memory_, input(settings_.batch), weights(), memory_.at<float>(ids_.rotary),
+                 memory_.at<float>(ids_.target), memory_.at<float>(ids_.row_weight),
                  memory_.at<float>(ids_.channel_weight), state_.gradients(), memory_.at<float>(ids_.loss));
     sum += download_loss(settings_.batch);
   }
@@ -300,8 +346,8 @@ flow_validation dit_trainer::validate(std::int64_t draws) {
     memory_.graph(validate_graph);
     std::int64_t const rows = settings_.batch * settings_.tokens();
     buffer<float> const prediction = memory_.take<float>(rows * width, "prediction");
-    model_.predict(on_->op(), on_->dit(), memory_, input(settings_.batch), state_.weights(),
-                   memory_.at<float>(ids_.rotary), prediction);
+    model_.predict(on_->op(), on_->dit(), memory_, input(settings_.batch), weights(), memory_.at<float>(ids_.rotary),
+                   prediction);
     on_->dit().squared_error(rows, width, memory_.at<float>(ids_.target), memory_.at<float>(ids_.row_weight),
                              memory_.at<float>(ids_.channel_weight), prediction, memory_.at<float>(ids_.loss));
     model += download_loss(settings_.batch);
@@ -322,7 +368,7 @@ std::vector<float> dit_trainer::sample(std::string const& caption, std::int64_t 
     upload(1);
     memory_.graph(sample_graph);
     buffer<float> const planned = memory_.take<float>(count, "velocity");
-    model_.predict(on_->op(), on_->dit(), memory_, input(1), state_.weights(), memory_.at<float>(ids_.rotary), planned);
+    model_.predict(on_->op(), on_->dit(), memory_, input(1), weights(), memory_.at<float>(ids_.rotary), planned);
     on_->op().download(count, static_cast<float const*>(planned), velocity.data());
     for (std::size_t j = 0; j < x.size(); ++j) x[j] -= velocity[j] / float(steps);
   }

@@ -28,7 +28,7 @@ class dit_trainer final : public trainee {
   /// Bytes that a run with these settings needs, without allocating them.
   static std::size_t estimate(dit_settings const& settings, recordings const& data, device const& on);
 
-  /// Draws the weights; the optimiser's averages are 0.
+  /// Draws what is trained, or reads it from --adapter-from; the optimiser's averages are 0.
   void start();
 
   char const* command() const override { return "dit"; }
@@ -60,8 +60,8 @@ class dit_trainer final : public trainee {
   static constexpr std::int64_t glance_draws = 4;
   enum graph : std::size_t { optimise_graph, train_graph, validate_graph, sample_graph, probe_graph };
   struct persistent_ids {
-    lanewise::tensor_id rotary, noised, target, time, time_gap, row_weight, channel_weight, loss, key_lengths, caption,
-        caption_lengths, room;
+    lanewise::tensor_id frozen, half, rotary, noised, target, time, time_gap, row_weight, channel_weight, loss,
+        key_lengths, caption, caption_lengths, room;
   };
   /// A crop with its noise, as a function of the seed and a position.
   struct noised_crop {
@@ -73,6 +73,8 @@ class dit_trainer final : public trainee {
   static persistent_ids record(dit_settings const& s, dit_layout const& layout, std::int64_t caption_length,
                                training_state& state, device const& on, step_memory& memory);
   static dit_batch<float> empty_batch(dit_settings const& s, std::int64_t batch, std::int64_t caption_length);
+  weight_arrays<float> weights() const;
+  void draw_base();
   noised_crop crop_at(std::int64_t position) const;
   void put(std::int64_t row, noised_crop const& c, random_numbers noise, float weight);
   void put_nothing(std::int64_t row);

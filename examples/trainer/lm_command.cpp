@@ -93,7 +93,8 @@ class lm_run {
     double const token_loss = trainer_.validate(), validation = token_loss / trainer_.bytes_per_token();
     loop_.log_validation(token_loss);
     loop_.save();
-    if (trainer_.layout().is_frozen()) save_adapter(directory_, settings_, trainer_);
+    if (trainer_.layout().is_frozen())
+      save_adapter(directory_, trainer_.layout(), trainer_.get(state_array::weights), settings_.base, "CAUSAL_LM");
     else save_model(directory_, settings_, trainer_);
     loop_.show_curve(
         bigram_ * trainer_.bytes_per_token(), words_of_curve,

@@ -1,14 +1,12 @@
 #include "model.hpp"
 
-#include <algorithm>
 #include <cmath>
-#include <initializer_list>
 
 #include "random.hpp"
 
 namespace trainer {
 
-parameter_layout::parameter_layout(model_shape const& s, adaptation const& how) : how_(how) {
+parameter_layout::parameter_layout(model_shape const& s, adaptation const& how) : weight_layout(how, lm_sites) {
   embedding_ = full_.add("model.embed_tokens.weight", {s.vocabulary, s.hidden});
   for (std::int64_t i = 0; i < s.layers; ++i) add_layer(s, "model.layers." + std::to_string(i) + ".");
   final_norm_ = full_.add("model.norm.weight", {s.hidden});
@@ -16,39 +14,17 @@ parameter_layout::parameter_layout(model_shape const& s, adaptation const& how) 
 }
 
 void parameter_layout::add_layer(model_shape const& s, std::string const& at) {
-  struct part {
-    char const *site, *module;
-    std::int64_t out;
-  };
-  auto const stacked = [&](std::int64_t in, std::initializer_list<part> parts) {
-    std::int64_t out = 0, begin = -1;
-    for (part const& p : parts) {
-      std::int64_t const offset =
-          (how_.storage == mirror::f32 ? full_ : half_).add(at + p.module + ".weight", {p.out, in});
-      if (begin < 0) begin = offset;
-      out += p.out;
-    }
-    placed_projection placed{begin, projection(in, out, how_.storage)};
-    std::int64_t row = 0;
-    for (part const& p : parts) {
-      if (std::ranges::find(how_.sites, p.site) != how_.sites.end())
-        placed.apply.adapt(how_.adapter, row, p.out, at + p.module, adapters_);
-      row += p.out;
-    }
-    return placed;
-  };
   std::int64_t const q = s.q_heads * s.head_dim, kv = s.kv_heads * s.head_dim;
-  std::int64_t const input_norm = full_.add(at + "input_layernorm.weight", {s.hidden});
-  placed_projection qkv =
-      stacked(s.hidden, {{"q", "self_attn.q_proj", q}, {"k", "self_attn.k_proj", kv}, {"v", "self_attn.v_proj", kv}});
-  std::int64_t const q_norm = full_.add(at + "self_attn.q_norm.weight", {s.head_dim});
-  std::int64_t const k_norm = full_.add(at + "self_attn.k_norm.weight", {s.head_dim});
-  placed_projection o = stacked(q, {{"o", "self_attn.o_proj", s.hidden}});
-  std::int64_t const mlp_norm = full_.add(at + "post_attention_layernorm.weight", {s.hidden});
-  placed_projection gate_up = stacked(s.hidden, {{"gate", "mlp.gate_proj", s.ffn}, {"up", "mlp.up_proj", s.ffn}});
-  placed_projection down = stacked(s.ffn, {{"down", "mlp.down_proj", s.hidden}});
-  layers_.push_back(
-      {input_norm, q_norm, k_norm, mlp_norm, std::move(qkv), std::move(o), std::move(gate_up), std::move(down)});
+  layer_weights w{};
+  w.input_norm = full_.add(at + "input_layernorm.weight", {s.hidden});
+  w.qkv = add_projection(at, s.hidden, {{"q", q}, {"k", kv}, {"v", kv}});
+  w.q_norm = full_.add(at + "self_attn.q_norm.weight", {s.head_dim});
+  w.k_norm = full_.add(at + "self_attn.k_norm.weight", {s.head_dim});
+  w.o = add_projection(at, q, {{"o", s.hidden}});
+  w.mlp_norm = full_.add(at + "post_attention_layernorm.weight", {s.hidden});
+  w.gate_up = add_projection(at, s.hidden, {{"gate", s.ffn}, {"up", s.ffn}});
+  w.down = add_projection(at, s.ffn, {{"down", s.hidden}});
+  layers_.push_back(w);
 }
 
 template <class T>
@@ -61,12 +37,6 @@ void initialise(parameter_layout const& layout, model_shape const& shape, std::u
     for (std::int64_t i = 0; i < p.count; ++i)
       weights[p.offset + i] = p.is_matrix ? T(draw.normal() * 0.02 * (to_residual ? residual : 1)) : T(1);
   }
-}
-
-template <class T>
-void initialise_adapters(parameter_layout const& layout, std::uint64_t seed, T* trained) {
-  std::uint64_t index = 0;
-  layout.for_each_adapter([&](adapter const& a) { a.initialise(seed, index++, trained); });
 }
 
 template <class T>
@@ -85,22 +55,18 @@ struct language_model<T>::scene {
   buffer<std::byte> scratch(std::size_t bytes) const { return memory.take<std::byte>(std::int64_t(bytes), "scratch"); }
 
   T const* weight(std::int64_t at) const { return weights.full + at; }
-  /// Where the gradient of a weight in weights.full goes; null for a frozen one.
-  T* gradient(std::int64_t at) const { return layout.is_frozen() ? nullptr : gradients + at; }
   /// Partial sums of a norm's gain, for which a frozen one has no use.
   buffer<T> partial(std::int64_t count) const {
     return layout.is_frozen() ? buffer<T>() : elements(partial_count(in.rows(), count), "partial");
   }
 
-  base_matrix<T> matrix(placed_projection const& p) const {
-    return layout.how().storage == mirror::f32 ? base_matrix<T>{weights.full + p.at, nullptr}
-                                               : base_matrix<T>{nullptr, weights.half + p.at};
+  projections<T> placed() const { return {op, memory, layout, weights, gradients}; }
+  T* gradient(std::int64_t at) const { return placed().gradient(at); }
+  void project(projection_index p, T const* x, T const* residual, T* y) const {
+    placed().forward(p, in.rows(), x, residual, y);
   }
-  void project(placed_projection const& p, T const* x, T const* residual, T* y) const {
-    p.apply.forward(op, memory, in.rows(), x, matrix(p), weights.adapters, residual, y);
-  }
-  void project_backward(placed_projection const& p, T const* x, T const* d_y, T* d_x) const {
-    p.apply.backward(op, memory, in.rows(), x, matrix(p), weights.adapters, d_y, d_x, gradient(p.at), gradients);
+  void project_backward(projection_index p, T const* x, T const* d_y, T* d_x) const {
+    placed().backward(p, in.rows(), x, d_y, d_x);
   }
 };
 
@@ -316,8 +282,6 @@ void language_model<T>::predict(ops<T> const& op, step_memory& memory, token_bat
 
 template void initialise(parameter_layout const&, model_shape const&, std::uint64_t, float*);
 template void initialise(parameter_layout const&, model_shape const&, std::uint64_t, double*);
-template void initialise_adapters(parameter_layout const&, std::uint64_t, float*);
-template void initialise_adapters(parameter_layout const&, std::uint64_t, double*);
 template class language_model<float>;
 template class language_model<double>;
 

@@ -14,9 +14,8 @@
 #include <vector>
 
 #include "ops.hpp"
-#include "parameters.hpp"
-#include "projection.hpp"
 #include "step_memory.hpp"
+#include "weight_layout.hpp"
 
 namespace trainer {
 
@@ -29,50 +28,20 @@ struct model_shape {
   constexpr std::int64_t all_heads() const { return q_heads + 2 * kv_heads; }
 };
 
-/// The projections that may have an adapter, in the order of the layer.
-inline constexpr char const* projection_sites[] = {"q", "k", "v", "o", "gate", "up", "down"};
-
-/// What is trained, and how what is frozen is stored.
-struct adaptation {
-  adapter_settings adapter;        ///< kind none: every weight is trained, and stored in f32
-  std::vector<std::string> sites;  ///< of projection_sites
-  mirror storage = mirror::f32;    ///< of the frozen projections
-  bool operator==(adaptation const&) const = default;
-};
-
-/// A projection, and the offset of its matrix in the array that it is stored in.
-struct placed_projection {
-  std::int64_t at;
-  projection apply;
-};
+/// The projections that may have an adapter.
+inline constexpr projection_site lm_sites[] = {
+    {"q", "self_attn.q_proj"}, {"k", "self_attn.k_proj"}, {"v", "self_attn.v_proj"}, {"o", "self_attn.o_proj"},
+    {"gate", "mlp.gate_proj"}, {"up", "mlp.up_proj"},     {"down", "mlp.down_proj"}};
 
 /// Offsets into the array of norms, and the projections, that a layer's code uses.
 struct layer_weights {
   std::int64_t input_norm, q_norm, k_norm, mlp_norm;
-  placed_projection qkv, o, gate_up, down;
+  projection_index qkv, o, gate_up, down;
 };
 
-/// Which tensors a model has and where they lie: `full` in T, `half` in bf16 (the projections, where they are
-/// mirrored), and the adapters'.
-class parameter_layout {
+class parameter_layout : public weight_layout {
  public:
   explicit parameter_layout(model_shape const& shape, adaptation const& how = {});
-
-  parameter_list const& full() const { return full_; }
-  parameter_list const& half() const { return half_; }
-  parameter_list const& adapters() const { return adapters_; }
-  /// What the optimiser changes: the adapters' tensors where there are any, else all.
-  parameter_list const& trained() const { return is_frozen() ? adapters_ : full_; }
-  bool is_frozen() const { return how_.adapter.kind != adapter_kind::none; }
-  adaptation const& how() const { return how_; }
-
-  /// f(adapter) in the order of adapters().
-  template <class F>
-  void for_each_adapter(F const& f) const {
-    for (layer_weights const& l : layers_)
-      for (placed_projection const* p : {&l.qkv, &l.o, &l.gate_up, &l.down})
-        for (projection::adapted_rows const& a : p->apply.adapters()) f(a.change);
-  }
 
   std::int64_t embedding() const { return embedding_; }
   std::int64_t head() const { return head_; }
@@ -81,8 +50,6 @@ class parameter_layout {
 
  private:
   void add_layer(model_shape const& shape, std::string const& at);
-  adaptation how_;
-  parameter_list full_, half_, adapters_;
   std::vector<layer_weights> layers_;
   std::int64_t embedding_ = 0, head_ = 0, final_norm_ = 0;
 };
@@ -91,18 +58,6 @@ class parameter_layout {
 /// does; sets gains to 1. The same seed gives the same bits. weights: layout.full().
 template <class T>
 void initialise(parameter_layout const& layout, model_shape const& shape, std::uint64_t seed, T* weights);
-
-/// Draws the adapters' tensors so that they change nothing yet. trained: layout.adapters().
-template <class T>
-void initialise_adapters(parameter_layout const& layout, std::uint64_t seed, T* trained);
-
-/// The arrays that a layout describes; what is empty there is not looked at here.
-template <class T>
-struct weight_arrays {
-  T const* full = nullptr;
-  lanewise::bf16 const* half = nullptr;
-  T const* adapters = nullptr;
-};
 
 /// Windows of `sequence` tokens; targets[i] follows tokens[i], or is no_target.
 struct token_batch {

@@ -37,12 +37,12 @@ void save_model(run_directory const& directory, lm_settings const& settings, lm_
   directory.write("tokenizer.json", {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()});
 }
 
-void save_adapter(run_directory const& directory, lm_settings const& settings, lm_trainer const& run) {
-  std::vector<float> const trained = run.get(state_array::weights);
-  directory.write("adapter_model.safetensors", peft_tensors(run.layout(), trained));
-  directory.write("adapter_config.json", peft_config(run.layout(), settings.base));
-  if (run.layout().how().adapter.kind == adapter_kind::lokr)
-    directory.write("lycoris.safetensors", lycoris_tensors(run.layout(), trained));
+void save_adapter(run_directory const& directory, weight_layout const& layout, std::span<float const> trained,
+                  std::string const& base, std::string const& task) {
+  directory.write("adapter_model.safetensors", peft_tensors(layout, trained));
+  directory.write("adapter_config.json", peft_config(layout, base, task));
+  if (layout.how().adapter.kind == adapter_kind::lokr)
+    directory.write("lycoris.safetensors", lycoris_tensors(layout, trained));
 }
 
 }  // namespace trainer

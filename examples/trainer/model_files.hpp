@@ -12,6 +12,8 @@ namespace trainer {
 
 /// The files of the final model, or of its adapter.
 void save_model(run_directory const& directory, lm_settings const& settings, lm_trainer const& run);
-void save_adapter(run_directory const& directory, lm_settings const& settings, lm_trainer const& run);
+/// base, task: as peft_config says. trained: the array of layout.adapters().
+void save_adapter(run_directory const& directory, weight_layout const& layout, std::span<float const> trained,
+                  std::string const& base, std::string const& task);
 
 }  // namespace trainer

@@ -8,9 +8,8 @@ namespace trainer {
 
 template <template <class> class Wrap>
 struct lm_fields : run_fields<Wrap> {
-  Wrap<std::string> documents, base, adapter, adapter_from, sites, mirror;
-  Wrap<std::int64_t> rank, factor, max_len, context, sample_bytes;
-  Wrap<double> alpha;
+  Wrap<std::string> documents, base;
+  Wrap<std::int64_t> max_len, context, sample_bytes;
 
   /// f(field, set.member ...) for every option, with the same member of each set.
   template <class F, class... Sets>
@@ -34,28 +33,7 @@ struct lm_fields : run_fields<Wrap> {
             "are taken",
             zero_is_value},
       sets.base...);
-    f(field{"Base and adapter", "adapter",
-            "none: every weight is trained; lora or lokr: the base is frozen and so much beside it is trained",
-            zero_is_value},
-      sets.adapter...);
-    f(field{"Base and adapter", "adapter-from",
-            "directory of a PEFT adapter to go on from, which says all of the below", zero_is_value},
-      sets.adapter_from...);
-    f(field{"Base and adapter", "rank",
-            "rank of LoRA; of LoKR, where a factor is large enough to be split. Default: 16", zero_unset, true, "dim"},
-      sets.rank...);
-    f(field{"Base and adapter", "alpha", "the change is scaled by alpha / rank. Default: --rank"}, sets.alpha...);
-    f(field{"Base and adapter", "factor",
-            "LoKR: the largest first factor of a side; -1: as near the root as possible. Default: 8"},
-      sets.factor...);
-    f(field{"Base and adapter", "sites", "projections with an adapter, of q,k,v,o,gate,up,down. Default: all",
-            zero_is_value},
-      sets.sites...);
-    f(field{"Base and adapter", "mirror",
-            "how the frozen projections are stored and multiplied: f32; bf16: both in bf16; bf16-f32: stored in bf16, "
-            "multiplied in f32",
-            zero_is_value},
-      sets.mirror...);
+    run_fields<Wrap>::adapter_table(f, "projections with an adapter, of q,k,v,o,gate,up,down. Default: all", sets...);
     f(field{"Training", "context", "tokens of a window"}, sets.context...);
     f(field{"Training", "batch", "windows that are computed at once"}, sets.batch...);
     f(field{"Training", "lr", "peak learning rate. Default with --adapter lora 0.0001, lokr 0.002"},

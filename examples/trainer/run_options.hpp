@@ -51,6 +51,9 @@ void for_each_field(F&& f, First& first, Rest&... rest) {
 template <template <class> class Wrap>
 struct run_fields {
   Wrap<std::string> preset, attn, ablate, prompt, optimizer, device, precision;
+  Wrap<std::string> adapter, adapter_from, sites, mirror;
+  Wrap<std::int64_t> rank, factor;
+  Wrap<double> alpha;
   Wrap<std::int64_t> layers, hidden, heads, kv_heads, head_dim, ffn;
   Wrap<std::int64_t> batch, accumulate, ckpt, steps, warmup, seed, validate_every;
   Wrap<double> validation_share, learning_rate, weight_decay, clip;
@@ -69,6 +72,29 @@ struct run_fields {
     f(field{"Model", "ffn", "width of the SwiGLU layer; three times --hidden where that alone is set"}, sets.ffn...);
     f(field{"Model", "attn", "flash: through lanewise; exact: the materialised softmax chain on BLAS", zero_is_value},
       sets.attn...);
+  }
+  template <class F, class... Sets>
+  static void adapter_table(F&& f, char const* sites_help, Sets&... sets) {
+    f(field{"Base and adapter", "adapter",
+            "none: every weight is trained; lora or lokr: the base is frozen and so much beside it is trained",
+            zero_is_value},
+      sets.adapter...);
+    f(field{"Base and adapter", "adapter-from",
+            "directory of a PEFT adapter to go on from, which says all of the below", zero_is_value},
+      sets.adapter_from...);
+    f(field{"Base and adapter", "rank",
+            "rank of LoRA; of LoKR, where a factor is large enough to be split. Default: 16", zero_unset, true, "dim"},
+      sets.rank...);
+    f(field{"Base and adapter", "alpha", "the change is scaled by alpha / rank. Default: --rank"}, sets.alpha...);
+    f(field{"Base and adapter", "factor",
+            "LoKR: the largest first factor of a side; -1: as near the root as possible. Default: 8"},
+      sets.factor...);
+    f(field{"Base and adapter", "sites", sites_help, zero_is_value}, sets.sites...);
+    f(field{"Base and adapter", "mirror",
+            "how the frozen projections are stored and multiplied: f32; bf16: both in bf16; bf16-f32: stored in bf16, "
+            "multiplied in f32",
+            zero_is_value},
+      sets.mirror...);
   }
   template <class F, class... Sets>
   static void training_table(F&& f, Sets&... sets) {

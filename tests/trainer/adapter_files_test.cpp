@@ -25,7 +25,7 @@ std::string error_of(F const& f) {
   return "no error";
 }
 
-std::vector<std::string> const all_sites(std::begin(projection_sites), std::end(projection_sites));
+std::vector<std::string> const all_sites{"q", "k", "v", "o", "gate", "up", "down"};
 
 /// LoRA; LoKR with whole, with mixed and with factorised w2; on all sites and on some.
 std::vector<adaptation> every_adaptation() {
@@ -38,7 +38,7 @@ std::vector<adaptation> every_adaptation() {
 
 void write(std::filesystem::path const& folder, parameter_layout const& layout, std::span<float const> trained) {
   safetensors::write(folder / "adapter_model.safetensors", peft_tensors(layout, trained));
-  std::ofstream(folder / "adapter_config.json") << peft_config(layout, "qwen3_tied");
+  std::ofstream(folder / "adapter_config.json") << peft_config(layout, "qwen3_tied", "CAUSAL_LM");
   if (layout.how().adapter.kind == adapter_kind::lokr)
     safetensors::write(folder / "lycoris.safetensors", lycoris_tensors(layout, trained));
 }
@@ -49,7 +49,7 @@ TEST_CASE("an adapter that PEFT wrote gives PEFT's loss and gradients") {
   for (char const* const name : {"peft_lora", "peft_lokr"})
     for (attention_kind const kind : {attention_kind::exact, attention_kind::flash}) {
       CAPTURE(name);
-      loaded_qwen3 m("qwen3_tied", kind, read_peft_config(test::data(name)), name);
+      loaded_qwen3 m("qwen3_tied", kind, read_peft_config(test::data(name), lm_sites), name);
       read_peft_tensors(test::data(name), m.layout, m.adapters);
       double const expected = safetensors::numbers<double>(safetensors::at(m.reference, "loss"))[0];
       CHECK(std::abs(m.train() - expected) <= 1e-5);
@@ -71,7 +71,7 @@ TEST_CASE("what is written is read back to the same bits, for every kind and sha
     double const loss = m.train();
     write(dir.path, m.layout, m.adapters);
 
-    adaptation const read = read_peft_config(dir.path);
+    adaptation const read = read_peft_config(dir.path, lm_sites);
     CHECK(read.adapter.kind == how.adapter.kind);
     loaded_qwen3 again("qwen3_tied", attention_kind::exact, read);
     read_peft_tensors(dir.path, again.layout, again.adapters);
@@ -86,7 +86,7 @@ TEST_CASE("what is written is read back to the same bits, for every kind and sha
 
 TEST_CASE("a file for PEFT scales as this program does, LyCORIS's says its alpha") {
   parameter_layout const layout(base_checkpoint(test::data("qwen3_tied")).shape(), every_adaptation()[3]);
-  json const config = json::parse(peft_config(layout, "base"));
+  json const config = json::parse(peft_config(layout, "base", "CAUSAL_LM"));
   CHECK(config.at("alpha") == 30);
   CHECK(config.at("decompose_factor") == 4);
   // dim 12: k and v (48 -> 64) have a whole w2 of 16 x 12, which alpha does not scale; q's of 32 x 12 is factorised.
@@ -129,7 +129,7 @@ TEST_CASE("adapters that this program would compute otherwise, or that are not w
     json j = json::parse(std::ifstream(c.dir.path / "adapter_config.json"));
     change(j);
     c.dir.write("adapter_config.json", j.dump());
-    return error_of([&] { read_peft_config(c.dir.path); });
+    return error_of([&] { read_peft_config(c.dir.path, lm_sites); });
   };
   CHECK(config([](json&) {}) == "no error");
   CHECK(has(config([](json& j) { j["peft_type"] = "LOHA"; }), "bad-base: "));
@@ -139,12 +139,14 @@ TEST_CASE("adapters that this program would compute otherwise, or that are not w
   CHECK(has(config([](json& j) { j["rank_pattern"] = {{"q_proj", 4}}; }), "rank_pattern is not empty"));
   CHECK(has(config([](json& j) { j["target_modules"] = {"lm_head"}; }), "\"lm_head\" has no adapter here"));
   CHECK(has(config([](json& j) { j.erase("target_modules"); }), "target_modules"));
-  CHECK(has(error_of([] { read_peft_config("nowhere"); }), "bad-base: nowhere/adapter_config.json: cannot open"));
+  CHECK(has(error_of([] { read_peft_config("nowhere", lm_sites); }),
+            "bad-base: nowhere/adapter_config.json: cannot open"));
 
   auto const tensors = [](auto const& spoil) {
     copied const c("peft_lora");
     spoil(c.dir.path / "adapter_model.safetensors");
-    parameter_layout const layout(base_checkpoint(test::data("qwen3_tied")).shape(), read_peft_config(c.dir.path));
+    parameter_layout const layout(base_checkpoint(test::data("qwen3_tied")).shape(),
+                                  read_peft_config(c.dir.path, lm_sites));
     std::vector<float> trained(std::size_t(layout.adapters().count()));
     return error_of([&] { read_peft_tensors(c.dir.path, layout, trained); });
   };

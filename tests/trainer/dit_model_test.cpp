@@ -57,13 +57,15 @@ struct bench {
   dit_layout layout;
   dit_model<T> model;
   step_memory memory;
-  std::vector<T> weights, gradients, rotary, noised, context, time, time_gap, target, row_weight, channel_weight, loss;
+  std::vector<T> weights, adapters, gradients, rotary, noised, context, time, time_gap, target, row_weight,
+      channel_weight, loss;
   std::vector<std::int32_t> lengths, caption, caption_lengths;
 
   bench(dit_shape const& s, attention_kind attention, std::int64_t batch, std::int64_t tokens,
-        std::int64_t segments = 1, int threads = 2)
-      : shape(s), batch(batch), tokens(tokens), captions(4), pool(threads), layout(s),
-        model(s, attention, layout, segments), weights(std::size_t(layout.list().count())), gradients(weights.size()),
+        std::int64_t segments = 1, int threads = 2, adaptation const& how = {})
+      : shape(s), batch(batch), tokens(tokens), captions(4), pool(threads), layout(s, how),
+        model(s, attention, layout, segments), weights(std::size_t(layout.full().count())),
+        adapters(std::size_t(layout.adapters().count())), gradients(std::size_t(layout.trained().count())),
         rotary(std::size_t((tokens + s.prefix()) * s.rotated)), loss(std::size_t(batch * tokens)) {
     auto const numbers = [&](std::int64_t count, unsigned seed) {
       std::vector<float> const x = test::normal<float>(std::size_t(count), seed);
@@ -89,14 +91,16 @@ struct bench {
     std::vector<float> drawn(weights.size()), noise = test::normal<float>(weights.size(), 8, 0.2);
     initialise(layout, s, 5, drawn.data());
     for (std::size_t i = 0; i < drawn.size(); ++i) weights[i] = T(drawn[i] + noise[i]);  // no derivative is small
+    adapters = numbers(std::int64_t(adapters.size()), 9);
+    for (T& a : adapters) a *= T(0.3);
 
     cpu_ops<T> const planner(workers::planning_for(threads));
     cpu_dit_ops<T> const dit_planner(workers::planning_for(threads));
     memory.graph(0);
-    model.train(planner, dit_planner, memory, input(), nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr);
+    model.train(planner, dit_planner, memory, input(), {}, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr);
     memory.graph(1);
     std::vector<T> unused;
-    model.predict(planner, dit_planner, memory, input(), nullptr, nullptr, nullptr);
+    model.predict(planner, dit_planner, memory, input(), {}, nullptr, nullptr);
     memory.plan();
     memory.bind();
   }
@@ -108,8 +112,8 @@ struct bench {
   double train() {
     std::fill(gradients.begin(), gradients.end(), T(0));
     memory.graph(0);
-    model.train(op, dit, memory, input(), weights.data(), rotary.data(), target.data(), row_weight.data(),
-                channel_weight.data(), gradients.data(), loss.data());
+    model.train(op, dit, memory, input(), {weights.data(), nullptr, adapters.data()}, rotary.data(), target.data(),
+                row_weight.data(), channel_weight.data(), gradients.data(), loss.data());
     double sum = 0;
     for (std::size_t i = 0; i < loss.size(); ++i) sum += double(loss[i]) * double(row_weight[i]);
     return sum;
@@ -125,7 +129,7 @@ TEST_CASE("the gradient of every weight, by finite differences, in both styles a
       bench<double> b(shape, attention_kind::exact, 2, 5, segments, 1);
       b.train();
       std::vector<double> const analytic = b.gradients;
-      for (parameter const& p : b.layout.list().all()) {
+      for (parameter const& p : b.layout.full().all()) {
         std::vector<double> part(b.weights.begin() + p.offset, b.weights.begin() + p.offset + p.count);
         std::vector<double> const gradient(analytic.begin() + p.offset, analytic.begin() + p.offset + p.count);
         auto const loss = [&] {
@@ -180,4 +184,46 @@ TEST_CASE("a step gives the same bits on any number of threads, and reads nothin
   CHECK(one.train() == four.train());
   CHECK(one.gradients == four.gradients);
   REQUIRE(one.memory.planned().verify());
+}
+
+namespace {
+
+adaptation adapted(adapter_kind kind, dit_shape const& shape) {
+  adaptation how{.adapter = {kind, 2, 3, 4}, .sites = {}};
+  for (projection_site const& p : dit_sites)
+    if (shape.style == dit_style::ace || !std::string(p.name).starts_with("cross_")) how.sites.push_back(p.name);
+  return how;
+}
+
+}  // namespace
+
+TEST_CASE("the gradient of every adapter, by finite differences, and the frozen weights stay as they are") {
+  for (dit_shape const& shape : {tiny_ace, tiny_mm3})
+    for (adapter_kind const kind : {adapter_kind::lora, adapter_kind::lokr}) {
+      bench<double> b(shape, attention_kind::exact, 2, 5, 2, 1, adapted(kind, shape));
+      std::vector<double> const before = b.weights;
+      b.train();
+      std::vector<double> const analytic = b.gradients;
+      REQUIRE(analytic.size() == b.adapters.size());
+      for (parameter const& p : b.layout.adapters().all()) {
+        std::vector<double> part(b.adapters.begin() + p.offset, b.adapters.begin() + p.offset + p.count);
+        std::vector<double> const gradient(analytic.begin() + p.offset, analytic.begin() + p.offset + p.count);
+        auto const loss = [&] {
+          std::copy(part.begin(), part.end(), b.adapters.begin() + p.offset);
+          return b.train();
+        };
+        test::check_gradient(p.name, part, gradient, loss, p.count > 60 ? std::size_t(p.count / 13) : 1);
+        loss();
+      }
+      CHECK(b.weights == before);
+    }
+}
+
+TEST_CASE("the published 2B model has the published number of LoKR weights on its eleven sites") {
+  dit_shape const b2{.layers = 24, .hidden = 2048, .q_heads = 16, .kv_heads = 8, .head_dim = 128, .ffn = 6144};
+  for (auto const& [dim, millions] : {std::pair{512, 75.5}, {256, 66.1}}) {
+    adaptation how = adapted(adapter_kind::lokr, b2);
+    how.adapter = {adapter_kind::lokr, dim, double(dim), 6};
+    CHECK(double(dit_layout(b2, how).trained().count()) / 1e6 == doctest::Approx(millions).epsilon(0.05 / millions));
+  }
 }

@@ -229,3 +229,41 @@ TEST_CASE("a weight that is not finite ends the run by name") {
   r.trainer.set(state_array::weights, weights);
   CHECK(has(error_of([&] { r.steps(1, 1); }), "loss-not-finite: step 1: "));
 }
+
+TEST_CASE("adapters learn beside a base that the seed draws, resume bit for bit, and need less memory than the base") {
+  for (std::string const kind : {"lora", "lokr"})
+    for (std::string const mirror : {"f32", "bf16-f32"}) {
+      CAPTURE(kind);
+      CAPTURE(mirror);
+      std::vector<std::string> const how{"--adapter", kind, "--mirror", mirror, "--rank", "8", "--lr", "0.01"};
+      scratch dir;
+      run_directory const directory(dir.path / "out", 0);
+      run straight(how), first(how), second(how);
+      double const before = straight.trainer.validate().loss;
+      std::vector<double> const losses = straight.steps(1, 12);
+      CHECK(straight.trainer.validate().loss < before);
+      first.steps(1, 5);
+      save_checkpoint(directory, {5, to_json(first.s), "d", "log\n"}, first.trainer);
+      load_weights(*directory.newest_checkpoint(), second.trainer);
+      CHECK(second.steps(6, 12) == std::vector<double>(losses.begin() + 5, losses.end()));
+      CHECK(second.weights() == straight.weights());
+      CHECK(straight.trainer.plan().peak() < run().trainer.plan().peak());
+    }
+}
+
+TEST_CASE("adapters that have not been trained change nothing: the loss is the drawn model's, in every order of LoKR") {
+  double const loss = run().trainer.validate(2).loss;
+  CHECK(run({"--adapter", "lora"}).trainer.validate(2).loss == loss);
+  CHECK(run({"--adapter", "lokr"}).trainer.validate(2).loss == loss);
+  CHECK(run({"--adapter", "lora", "--mirror", "bf16-f32"}).trainer.validate(2).loss ==
+        doctest::Approx(loss).epsilon(1e-3));
+}
+
+TEST_CASE("an adapter's options are refused with the names that there are") {
+  auto const error = [](std::vector<std::string> const& a) { return error_of([&] { settings(a); }); };
+  CHECK(has(error({"--adapter", "dora"}), "bad-option: --adapter: dora is none of none, lora, lokr"));
+  CHECK(has(error({"--mirror", "bf16"}), "--mirror bf16: only frozen weights are mirrored"));
+  CHECK(has(error({"--adapter", "lora", "--sites", "q,gates"}), "--sites: gates is none of q, k, v, o, cross_q"));
+  CHECK(has(error({"--preset", "tiny-mm3", "--adapter", "lora", "--sites", "cross_q"}),
+            "--sites: cross_q is none of q, k, v, o, gate, up, down"));
+}
