@@ -49,7 +49,7 @@ void dit_layout::add_layer(dit_shape const& s, std::string const& at) {
   layers_.push_back(w);
 }
 
-dit_layout::dit_layout(dit_shape const& s, adaptation const& how) : weight_layout(how, dit_sites) {
+dit_layout::dit_layout(dit_shape const& s, adaptation const& how) : weight_layout(how, dit_sites(s.style)) {
   bool const ace = s.style == dit_style::ace;
   in = full_.add("proj_in.weight", {s.hidden, s.patch_width()});
   if (s.context > 0) in_context = full_.add("proj_in.context.weight", {s.hidden, s.patch * s.context});

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "dit_ops.hpp"
@@ -44,13 +45,16 @@ inline constexpr std::int64_t time_features = 256;
 /// Entries of the caption's table: the bytes, and the caption that stands for none.
 inline constexpr std::int64_t caption_entries = 257;
 
-/// The projections that may have an adapter; MM3 has no cross-attention.
-inline constexpr projection_site dit_sites[] = {{"q", "self_attn.q_proj"},        {"k", "self_attn.k_proj"},
-                                                {"v", "self_attn.v_proj"},        {"o", "self_attn.o_proj"},
-                                                {"cross_q", "cross_attn.q_proj"}, {"cross_k", "cross_attn.k_proj"},
-                                                {"cross_v", "cross_attn.v_proj"}, {"cross_o", "cross_attn.o_proj"},
-                                                {"gate", "mlp.gate_proj"},        {"up", "mlp.up_proj"},
-                                                {"down", "mlp.down_proj"}};
+/// The projections that may have an adapter, those of cross-attention last.
+inline constexpr projection_site all_dit_sites[] = {
+    {"q", "self_attn.q_proj"},        {"k", "self_attn.k_proj"},        {"v", "self_attn.v_proj"},
+    {"o", "self_attn.o_proj"},        {"gate", "mlp.gate_proj"},        {"up", "mlp.up_proj"},
+    {"down", "mlp.down_proj"},        {"cross_q", "cross_attn.q_proj"}, {"cross_k", "cross_attn.k_proj"},
+    {"cross_v", "cross_attn.v_proj"}, {"cross_o", "cross_attn.o_proj"}};
+/// MM3 has no cross-attention.
+constexpr std::span<projection_site const> dit_sites(dit_style style) {
+  return std::span(all_dit_sites).first(style == dit_style::ace ? 11 : 7);
+}
 
 struct dit_layer_weights {
   std::int64_t table, self_norm, self_bias, q_norm, k_norm, cross_norm, cross_q_norm, cross_k_norm, mlp_norm, mlp_bias;

@@ -25,12 +25,9 @@ constexpr sizes all_sizes[] = {
     {"mm3", "mm3", 36, 2048, 32, 32, 64, 8192, 128, 1, 2048, 1, 1000, 1378, 2584, 1e-4},
 };
 
-/// MM3 has no cross-attention.
-std::vector<projection_site> sites_of(dit_settings const& s) {
-  std::vector<projection_site> sites;
-  for (projection_site const& p : dit_sites)
-    if (s.style != "mm3" || !std::string(p.name).starts_with("cross_")) sites.push_back(p);
-  return sites;
+/// An unknown style is check's to refuse.
+std::span<projection_site const> sites_of(dit_settings const& s) {
+  return dit_sites(s.style == "mm3" ? dit_style::mm3 : dit_style::ace);
 }
 
 void check(dit_settings const& s) {

@@ -34,7 +34,7 @@ struct dit_fields : run_fields<Wrap> {
       sets.ablate...);
     run_fields<Wrap>::adapter_table(
         f,
-        "projections with an adapter, of q,k,v,o,cross_q,cross_k,cross_v,cross_o,gate,up,down. Default: all that the "
+        "projections with an adapter, of q,k,v,o,gate,up,down,cross_q,cross_k,cross_v,cross_o. Default: all that the "
         "style has",
         sets...);
     f(field{"Training", "crop", "frames of every crop: --crop-min and --crop-max in one"}, sets.crop...);

@@ -190,8 +190,7 @@ namespace {
 
 adaptation adapted(adapter_kind kind, dit_shape const& shape) {
   adaptation how{.adapter = {kind, 2, 3, 4}, .sites = {}};
-  for (projection_site const& p : dit_sites)
-    if (shape.style == dit_style::ace || !std::string(p.name).starts_with("cross_")) how.sites.push_back(p.name);
+  for (projection_site const& p : dit_sites(shape.style)) how.sites.push_back(p.name);
   return how;
 }
 

@@ -1,8 +1,10 @@
 // A run of `dit` in one process: options, learning, resuming, memory, padding, validation and sampling.
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint.hpp"
 #include "dit_trainer.hpp"
+#include "model_files.hpp"
 #include "sounds.hpp"
 #include "started_run.hpp"
 #include "support.hpp"
@@ -263,7 +265,25 @@ TEST_CASE("an adapter's options are refused with the names that there are") {
   auto const error = [](std::vector<std::string> const& a) { return error_of([&] { settings(a); }); };
   CHECK(has(error({"--adapter", "dora"}), "bad-option: --adapter: dora is none of none, lora, lokr"));
   CHECK(has(error({"--mirror", "bf16"}), "--mirror bf16: only frozen weights are mirrored"));
-  CHECK(has(error({"--adapter", "lora", "--sites", "q,gates"}), "--sites: gates is none of q, k, v, o, cross_q"));
+  CHECK(has(error({"--adapter", "lora", "--sites", "q,gates"}),
+            "--sites: gates is none of q, k, v, o, gate, up, down, cross_q"));
   CHECK(has(error({"--preset", "tiny-mm3", "--adapter", "lora", "--sites", "cross_q"}),
             "--sites: cross_q is none of q, k, v, o, gate, up, down"));
+}
+
+TEST_CASE("an exported adapter, read back, gives the same validation loss in both styles") {
+  for (std::string const preset : {"tiny", "tiny-mm3"})
+    for (std::string const kind : {"lora", "lokr"}) {
+      scratch dir;
+      run r({"--preset", preset, "--adapter", kind, "--lr", "0.01"});
+      r.steps(1, 3);
+      save_adapter(run_directory(dir.path, 0), r.trainer.layout(), r.weights(), "", "");
+      run again({"--preset", preset, "--adapter-from", dir.path.string()});
+      CHECK(again.weights() == r.weights());
+      CHECK(again.trainer.validate(1).loss == r.trainer.validate(1).loss);
+      std::ifstream in(dir.path / "adapter_config.json");
+      nlohmann::json const config = nlohmann::json::parse(in);
+      CHECK(config.at("target_modules").at(0) == std::string(preset == "tiny" ? "self_attn.q_proj" : "q_proj"));
+      CHECK(config.at("base_model_name_or_path").is_null());
+    }
 }
