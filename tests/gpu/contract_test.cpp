@@ -118,6 +118,24 @@ TEST_CASE("keys and queries outside every document may hold NaN") {
   CHECK(same_results(clean, dirty));
 }
 
+// Above head dim 128 d_q has a kernel of its own: of a window of 20 keys, 60 keys that no row sees, then 61 rows that see
+// no key, within tiles that are visited.
+TEST_CASE("at head dim 256 what no row sees reaches no output, NaN included") {
+  constexpr config C = instances::bf16_256_window::c;
+  constexpr std::int64_t d = 256, heads = 2;
+  for (sizes const s : {sizes{1, 90, 150, heads, 1}, sizes{1, 150, 70, heads, 1}}) {
+    attention_case<C> clean(s, 8), dirty(s, 8);
+    for (std::int64_t i = s.q * d; i < s.k * d; ++i)
+      dirty.k[std::size_t(i)] = dirty.v[std::size_t(i)] = from_float<bf16>(not_a_number);
+    for (std::int64_t i = (s.k + 19) * heads * d; i < s.q * heads * d; ++i)
+      dirty.q[std::size_t(i)] = dirty.d_o[std::size_t(i)] = from_float<bf16>(not_a_number);
+    device_case<C>(clean).run(capped_window{});
+    device_case<C>(dirty).run(capped_window{});
+    CHECK(all_finite(dirty.o));
+    CHECK(same_results(clean, dirty));
+  }
+}
+
 // A kernel that keeps what it subtracts in the exponent from key tile to key tile has to notice: scores that grow to
 // 4, 60 and 600 times as much towards either end, and scores that are small but for every other stretch of 150 keys.
 template <class Instance>

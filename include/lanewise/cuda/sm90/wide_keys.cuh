@@ -217,8 +217,8 @@ class wide_key_kernel {
         int const stage = ring::stage(number);
         gpu::wgmma_wait<0>(s[0]);
         weigh(s, p, now, stage);
-        release(s_.empty_q[stage]);
         hand_over(s, number);
+        release(s_.empty_q[stage]);  // behind a __syncwarp: every lane has read the LSE
         gpu::mbarrier_wait(at(s_.full_d_o[stage]), ring::parity(number));
         if (now.is(step::masked)) zero_hidden_queries(d_o_.stage(stage), now, 1);
         add_product(d_v, p, d_o_.stage(stage));
