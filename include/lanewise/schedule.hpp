@@ -79,6 +79,16 @@ LANEWISE_HD constexpr std::int32_t previous_query_tile(F const& f, tiling const&
   return i;
 }
 
+/// No query of the tile sees key k. The last and the first one see most keys that any sees.
+template <class F>
+LANEWISE_HD constexpr bool no_query_sees(F const& f, block const& t, std::int32_t k) {
+  if (keep(f, {t.batch, t.head, t.q_end - 1, k}) || keep(f, {t.batch, t.head, t.q_begin, k})) return false;
+  if (cover_of(f, {t.batch, t.head, t.q_begin, t.q_end, k, k + 1}) == cover::empty) return true;
+  for (std::int32_t q = t.q_begin + 1; q < t.q_end - 1; ++q)
+    if (keep(f, {t.batch, t.head, q, k})) return false;
+  return true;
+}
+
 /// What a call will visit, for benchmarks and tests.
 struct tile_counts {
   std::int64_t visited = 0, partial = 0, total = 0;

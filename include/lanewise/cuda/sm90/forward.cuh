@@ -541,19 +541,11 @@ class forward_kernel {
   __device__ __forceinline__ void zero_hidden_keys(key_tile v, block const& t, int barrier) const {
     static_assert(size.columns <= 128, "a thread for each key");
     int const key = int(threadIdx.x % 128);
-    bool const hidden = key < t.k_end - t.k_begin && is_hidden(t, t.k_begin + key);
+    bool const hidden = key < t.k_end - t.k_begin && no_query_sees(p_.f, t, t.k_begin + key);
     if (!gpu::warpgroup_any(barrier, hidden)) return;
     if (hidden) v.zero_row(key);
     gpu::async_proxy_fence();
     gpu::warpgroup_barrier(barrier);
-  }
-  /// No query of the tile sees key k. The last and the first one see most keys that any sees.
-  __device__ bool is_hidden(block const& t, std::int32_t k) const {
-    if (keep(p_.f, {t.batch, t.head, t.q_end - 1, k}) || keep(p_.f, {t.batch, t.head, t.q_begin, k})) return false;
-    if (cover_of(p_.f, {t.batch, t.head, t.q_begin, t.q_end, k, k + 1}) == cover::empty) return true;
-    for (std::int32_t q = t.q_begin + 1; q < t.q_end - 1; ++q)
-      if (keep(p_.f, {t.batch, t.head, q, k})) return false;
-    return true;
   }
 
   static __device__ __forceinline__ void scale_rows(output& o, float const (&by)[2]) {
