@@ -153,6 +153,12 @@ struct backward_calls {
     if (done && a.d_q) done = start_blocks<Q>(kernel_sm90a<Q>, on, queries.order.count(), queries);
     return done;
   }
+  /// What is left once d_q, d_k and d_v came from wgmma.
+  status finish_sm90(status done) const {
+    if (done) done = parameters();
+    if (done) done.kernel = label_sm90(C.precision);
+    return done;
+  }
   status key_gradients() const {
     if constexpr (sm80::key_gradients_apart<C>) {
       status done;
@@ -221,10 +227,7 @@ status run_backward(on_cuda on, backward_args<C> const& a, F const& f, workspace
     typename kernel::problem p =
         kernel::problem_of(a, f, run.row, sums, reinterpret_cast<std::uint32_t*>(at(room.turns)));
     if (image == sm90a_image::runs && kernel::encode_maps(p, a)) {
-      status done = run.template gradients_sm90<kernel>(p);
-      if (done) done = run.parameters();
-      if (done) done.kernel = label_sm90(C.precision);
-      return done;
+      return run.finish_sm90(run.template gradients_sm90<kernel>(p));
     }
   }
   if constexpr (sm90::has_wide_backward<C>) {
@@ -233,10 +236,7 @@ status run_backward(on_cuda on, backward_args<C> const& a, F const& f, workspace
     typename keys::problem k = keys::problem_of(a, f, run.row);
     typename queries::problem q = queries::problem_of(a, f, run.row);
     if (image == sm90a_image::runs && keys::encode_maps(k, a) && queries::encode_maps(q, a)) {
-      status done = run.template wide_gradients_sm90<keys, queries>(k, q);
-      if (done) done = run.parameters();
-      if (done) done.kernel = label_sm90(C.precision);
-      return done;
+      return run.finish_sm90(run.template wide_gradients_sm90<keys, queries>(k, q));
     }
   }
   status done = run.row_sums();

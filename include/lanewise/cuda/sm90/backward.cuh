@@ -198,9 +198,7 @@ class backward_kernel {
     int const slot = plan_ring::stage(number);
     std::int32_t const h = s_.next_head, i = s_.next_i;
     block const t = p_.tiles.tile(s_.batch, h, i, s_.j);
-    bool const ragged_keys = t.k_end - t.k_begin < size.columns, ragged_rows = t.q_end - t.q_begin < size.rows;
-    bool const partial = has_mask<F> && cover_of(p_.f, t) == cover::partial;
-    std::int32_t flags = partial || ragged_keys || (has_score<F> && ragged_rows) ? query_step::masked : 0;
+    std::int32_t flags = asks_for_pairs<size.rows, size.columns>(p_.f, t) ? query_step::masked : 0;
     std::int32_t const before = previous_key_tile(p_.f, p_.tiles, s_.batch, h, i, s_.j);
     advance();
     if (planned_all()) flags |= query_step::last;

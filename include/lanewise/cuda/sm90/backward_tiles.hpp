@@ -24,6 +24,14 @@ inline constexpr bool has_backward = has_forward<C>&& C.head_dim <= 128;
 template <config C>
 inline constexpr bool has_wide_backward = has_forward<C>&& C.head_dim > 128;
 
+/// A step that asks for every pair: the mask hides some, keys are missing, or a score would see queries that are.
+template <int rows, int columns, class F>
+LANEWISE_HD constexpr bool asks_for_pairs(F const& f, block const& t) {
+  bool const ragged_keys = t.k_end - t.k_begin < columns, ragged_rows = t.q_end - t.q_begin < rows;
+  bool const partial = has_mask<F> && cover_of(f, t) == cover::partial;
+  return partial || ragged_keys || (has_score<F> && ragged_rows);
+}
+
 struct backward_shape {
   int rows, columns;  ///< queries of a tile; keys of a block, 64 a warpgroup
   int slabs;          ///< of 64 columns of the head dim

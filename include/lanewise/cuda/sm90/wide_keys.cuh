@@ -159,9 +159,7 @@ class wide_key_kernel {
   __device__ bool done(cursor c) const { return c.head >= (s_.key_head + 1) * p_.ratio; }
   __device__ step describe(cursor c, bool last) const {
     block const t = p_.tiles.tile(s_.batch, c.head, c.i, s_.j);
-    bool const ragged_keys = t.k_end - t.k_begin < size.columns, ragged_rows = t.q_end - t.q_begin < size.rows;
-    bool const partial = has_mask<F> && cover_of(p_.f, t) == cover::partial;
-    std::int32_t const flags = partial || ragged_keys || (has_score<F> && ragged_rows) ? step::masked : 0;
+    std::int32_t const flags = asks_for_pairs<size.rows, size.columns>(p_.f, t) ? step::masked : 0;
     return {c.i | flags | (last ? step::last : 0), c.head};
   }
   __device__ void copy() const {

@@ -168,9 +168,7 @@ class wide_query_kernel {
   }
   __device__ std::int32_t flags_of(std::int32_t j) const {
     block const t = p_.tiles.tile(s_.batch, s_.head, s_.i, j);
-    bool const ragged_keys = t.k_end - t.k_begin < size.columns, ragged_rows = t.q_end - t.q_begin < size.rows;
-    bool const partial = has_mask<F> && cover_of(p_.f, t) == cover::partial;
-    return partial || ragged_keys || (has_score<F> && ragged_rows) ? masked : 0;
+    return asks_for_pairs<size.rows, size.columns>(p_.f, t) ? masked : 0;
   }
   template <class Tile>
   __device__ void load(Tile to, CUtensorMap const& map, std::uint32_t full, int row, int head) const {
