@@ -29,6 +29,7 @@
 #include "../tile/swizzled_tile.cuh"
 #include "../tile/wgmma_gradients.cuh"
 #include "backward_tiles.hpp"
+#include "hidden_rows.cuh"
 
 namespace lanewise::sm90 {
 
@@ -294,7 +295,9 @@ class backward_kernel {
     __syncwarp();
     if (!take(0).is(query_step::end)) {
       gpu::mbarrier_wait(at(s_.full_keys), 0);
-      if (has_mask<F>) zero_rows<size.columns>(k_, group, [&](std::int32_t r) { return is_hidden_key(r); });
+      if (has_mask<F>)
+        zero_hidden_rows<size.columns>(
+            1 + group, [&](std::int32_t r) { return is_hidden_key(r); }, k_);
       walk(d_k, d_v, group);
     }
     store(p_.d_k, d_k, group, p_.plain_scale);
@@ -321,7 +324,7 @@ class backward_kernel {
 #pragma unroll
         for (int c = 0; c < chunks; ++c)
           kept |= std::uint64_t(gpu::kept_pairs<n>(p_.f, tile_of(step, c), first_row(group))) << 32 * c;
-        if (has_mask<F>) zero_hidden_queries(step, stage, group);
+        if (has_mask<F>) hide_queries(step, stage, group);
       }
 #pragma unroll
       for (int c = 0; c < chunks; ++c) {
@@ -451,18 +454,6 @@ class backward_kernel {
     if (leads()) gpu::mbarrier_arrive(at(s_.full_sums[stage]));
   }
 
-  // Hidden rows: P and dS are 0 there, but 0 times NaN is not. Every warpgroup zeroes them by itself, so that all write
-  // the same and none waits for another.
-
-  template <int rows, class Tile, class Hidden>
-  static __device__ __forceinline__ void zero_rows(Tile x, int group, Hidden const& hidden) {
-    int const r = int(threadIdx.x % 128);
-    bool const zero = r < rows && hidden(r);
-    if (!gpu::warpgroup_any(1 + group, zero)) return;
-    if (zero) x.zero_row(r);
-    gpu::async_proxy_fence();
-    gpu::warpgroup_barrier(1 + group);
-  }
   /// No query of the group's heads sees this key, which else would reach dQ.
   __device__ bool is_hidden_key(std::int32_t r) const {
     block const t = p_.tiles.tile(s_.batch, 0, 0, s_.j);
@@ -476,25 +467,11 @@ class backward_kernel {
     }
     return true;
   }
-  /// Rows of Q and dO that see none of the tile's keys.
-  __device__ __forceinline__ void zero_hidden_queries(query_step const& step, int stage, int group) const {
+  /// Rows of Q and dO that see none of the tile's keys become zeros before they meet dS and P.
+  __device__ __forceinline__ void hide_queries(query_step const& step, int stage, int group) const {
     block const t = tile_of(step);
-    auto const hidden = [&](std::int32_t r) {
-      std::int32_t const q = t.q_begin + r;
-      if (q >= t.q_end || keep(p_.f, {s_.batch, step.head, q, t.k_begin}) ||
-          keep(p_.f, {s_.batch, step.head, q, t.k_end - 1}))
-        return false;
-      block const row = hull_of(p_.f, {s_.batch, step.head, q, q + 1, t.k_begin, t.k_end});
-      for (std::int32_t k = row.k_begin; k < row.k_end; ++k)
-        if (keep(p_.f, {s_.batch, step.head, q, k})) return false;
-      return true;
-    };
-    int const r = int(threadIdx.x % 128);
-    bool const zero = r < size.rows && hidden(r);
-    if (!gpu::warpgroup_any(1 + group, zero)) return;
-    if (zero) q_.stage(stage).zero_row(r), d_o_.stage(stage).zero_row(r);
-    gpu::async_proxy_fence();
-    gpu::warpgroup_barrier(1 + group);
+    auto const hidden = [&](std::int32_t r) { return t.q_begin + r < t.q_end && sees_no_key(p_.f, t, t.q_begin + r); };
+    zero_hidden_rows<size.rows>(1 + group, hidden, q_.stage(stage), d_o_.stage(stage));
   }
 
   __device__ __forceinline__ void store(view<G> const& to, key_gradient const& from, int group, float scale) const {

@@ -22,6 +22,7 @@
 #include "../tile/store.cuh"
 #include "../tile/swizzled_tile.cuh"
 #include "../tile/wgmma_softmax.cuh"
+#include "hidden_rows.cuh"
 #include "schedule.cuh"
 #include "tiles.hpp"
 
@@ -459,8 +460,12 @@ class forward_kernel {
   }
   /// V's rows of keys that no query of the tile sees become zeros before they meet P.
   __device__ __forceinline__ void hide_values(taken const& step, reader const& r) {
-    if (has_mask<F> && step.is(stream_step::partial))
-      zero_hidden_keys(v_.stage(value_ring::stage(step.number)), tile_of(step), 1 + r.group);
+    if (!has_mask<F> || !step.is(stream_step::partial)) return;
+    block const t = tile_of(step);
+    auto const hidden = [&](std::int32_t key) {
+      return key < t.k_end - t.k_begin && no_query_sees(p_.f, t, t.k_begin + key);
+    };
+    zero_hidden_rows<size.columns>(1 + r.group, hidden, v_.stage(value_ring::stage(step.number)));
   }
 
   static __device__ __forceinline__ void await(std::uint64_t& full, std::uint32_t parity) {
@@ -534,18 +539,6 @@ class forward_kernel {
     gpu::apply_variant<gpu::rows_are::queries>(s, no_raw, p_.f, tile_of(step), r.row(),
                                                step.is(stream_step::partial) ? cover::partial : cover::full,
                                                one_path || step.is(stream_step::ragged), p_.scale);
-  }
-
-  /// P is 0 where a key is hidden, but 0 times NaN is not: such rows of V become zeros. Every warpgroup does it by
-  /// itself, for the rows of the whole query tile, so that all write the same.
-  __device__ __forceinline__ void zero_hidden_keys(key_tile v, block const& t, int barrier) const {
-    static_assert(size.columns <= 128, "a thread for each key");
-    int const key = int(threadIdx.x % 128);
-    bool const hidden = key < t.k_end - t.k_begin && no_query_sees(p_.f, t, t.k_begin + key);
-    if (!gpu::warpgroup_any(barrier, hidden)) return;
-    if (hidden) v.zero_row(key);
-    gpu::async_proxy_fence();
-    gpu::warpgroup_barrier(barrier);
   }
 
   static __device__ __forceinline__ void scale_rows(output& o, float const (&by)[2]) {

@@ -21,6 +21,7 @@
 #include "../tile/swizzled_tile.cuh"
 #include "../tile/wgmma_gradients.cuh"
 #include "backward_tiles.hpp"
+#include "hidden_rows.cuh"
 
 namespace lanewise::sm90 {
 
@@ -218,7 +219,7 @@ class wide_key_kernel {
         hand_over(s, number);
         release(s_.empty_q[stage]);  // behind a __syncwarp: every lane has read the LSE
         gpu::mbarrier_wait(at(s_.full_d_o[stage]), ring::parity(number));
-        if (now.is(step::masked)) zero_hidden_queries(d_o_.stage(stage), now, 1);
+        if (now.is(step::masked)) hide_queries(d_o_.stage(stage), now, 1);
         add_product(d_v, p, d_o_.stage(stage));
         bool const last = now.is(step::last);
         if (!last) now = take(number + 1);
@@ -249,7 +250,7 @@ class wide_key_kernel {
         gpu::wgmma_wait<0>(dp[0]);
         score_gradients(ds, dp, now, number);
         release(s_.empty_d_o[stage]);
-        if (now.is(step::masked)) zero_hidden_queries(q_.stage(stage), now, 2);
+        if (now.is(step::masked)) hide_queries(q_.stage(stage), now, 2);
         add_product(d_k, ds, q_.stage(stage));
         bool const last = now.is(step::last);
         int const next_stage = ring::stage(number + 1);
@@ -345,27 +346,13 @@ class wide_key_kernel {
     release(s_.empty_weights[stage]);
   }
 
-  /// Rows of Q or dO that see none of the tile's keys: P and dS are 0 there, but 0 times NaN is not. The other
-  /// warpgroup may read them meanwhile for scores that are masked.
-  __device__ __forceinline__ void zero_hidden_queries(tile_of_rows x, step const& to, int barrier) const {
+  /// Rows of Q or dO that see none of the tile's keys become zeros before they meet dS or P. The other warpgroup may
+  /// read them meanwhile for scores that are masked.
+  __device__ __forceinline__ void hide_queries(tile_of_rows x, step const& to, int barrier) const {
     if (!has_mask<F>) return;
     block const t = tile_of(to);
-    auto const hidden = [&](std::int32_t r) {
-      std::int32_t const q = t.q_begin + r;
-      if (q >= t.q_end || keep(p_.f, {s_.batch, to.head, q, t.k_begin}) ||
-          keep(p_.f, {s_.batch, to.head, q, t.k_end - 1}))
-        return false;
-      block const row = hull_of(p_.f, {s_.batch, to.head, q, q + 1, t.k_begin, t.k_end});
-      for (std::int32_t k = row.k_begin; k < row.k_end; ++k)
-        if (keep(p_.f, {s_.batch, to.head, q, k})) return false;
-      return true;
-    };
-    int const r = int(threadIdx.x % 128);
-    bool const zero = r < size.rows && hidden(r);
-    if (!gpu::warpgroup_any(barrier, zero)) return;
-    if (zero) x.zero_row(r);
-    gpu::async_proxy_fence();
-    gpu::warpgroup_barrier(barrier);
+    auto const hidden = [&](std::int32_t r) { return t.q_begin + r < t.q_end && sees_no_key(p_.f, t, t.q_begin + r); };
+    zero_hidden_rows<size.rows>(barrier, hidden, x);
   }
 
   __device__ __forceinline__ void store(view<G> const& to, sum const& from, float scale) const {

@@ -21,6 +21,7 @@
 #include "../tile/swizzled_tile.cuh"
 #include "../tile/wgmma_gradients.cuh"
 #include "backward_tiles.hpp"
+#include "hidden_rows.cuh"
 
 namespace lanewise::sm90 {
 
@@ -211,7 +212,7 @@ class wide_query_kernel {
       release(s_.empty_v[v]);
       if (hides) gpu::score_gradients_of_rows<true, E, n>(ds, s, dp, delta);
       else gpu::score_gradients_of_rows<false, E, n>(ds, s, dp, delta);
-      if (hides) zero_hidden_keys(k_.stage(k), word, group);
+      if (hides) hide_keys(k_.stage(k), word, group);
       bool const ends = word & last;
       if (!ends) word = take(number + 1);
       add_product(d_q, ds, k_.stage(k));
@@ -277,17 +278,14 @@ class wide_query_kernel {
     gpu::exponentiate_rows<hides, n>(s, p_.f, t, first_row(group), kept, p_.scale, base);
   }
 
-  /// dS is 0 where a key is hidden, but 0 times NaN is not: such rows of K become zeros. Every warpgroup does it by
-  /// itself, for the rows of the whole query tile, so that all write the same.
-  __device__ __forceinline__ void zero_hidden_keys(key_tile k, std::int32_t word, int group) const {
+  /// K's rows of keys that no query of the tile sees become zeros before they meet dS.
+  __device__ __forceinline__ void hide_keys(key_tile k, std::int32_t word, int group) const {
     if (!has_mask<F>) return;
     block const t = tile_of(word);
-    int const key = int(threadIdx.x % 128);
-    bool const hidden = key < t.k_end - t.k_begin && no_query_sees(p_.f, t, t.k_begin + key);
-    if (!gpu::warpgroup_any(1 + group, hidden)) return;
-    if (hidden) k.zero_row(key);
-    gpu::async_proxy_fence();
-    gpu::warpgroup_barrier(1 + group);
+    auto const hidden = [&](std::int32_t key) {
+      return key < t.k_end - t.k_begin && no_query_sees(p_.f, t, t.k_begin + key);
+    };
+    zero_hidden_rows<size.columns>(1 + group, hidden, k);
   }
 
   problem const& p_;
