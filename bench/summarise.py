@@ -8,7 +8,7 @@ outputs) and a line a bar; exits 1 when a bar fails, 2 when a row that a bar nee
 beside it, by the CPU time of all threads (FLOP x threads / CPU seconds): on a machine where other programs take a share of
 the cores the second still shows the kernels' rate, without what threads lose by waiting for each other. The bars are for
 the clock; --by cpu asks them of the CPU time. --save writes the figures with chip, date, commit and command, for
-make_tables.py.
+make_tables.py; RUN.json may be such a file.
 """
 import argparse
 import json
@@ -27,6 +27,8 @@ EXPECTED = [f"{d}/f32/d{n}/gqa1/{m}/b1/s{s}" for d in PEAK for n in (64, 128) fo
 def read(path):
     """Name -> figures; seconds in the order they were measured. cpu: CPU seconds of all threads."""
     run, rows = json.loads(path.read_text()), {}
+    if "rows" in run:  # what --save wrote
+        return {"date": run["date"], "load_avg": run["load"]}, run["threads"], run["rows"]
     for b in run["benchmarks"]:
         if b["run_type"] != "iteration" or b.get("error_occurred"):
             continue

@@ -46,10 +46,10 @@ void add_call_options(CLI::App& app, request& r) {
       ->expected(0, 1)
       ->default_str("top_left");
   app.add_option("--scale", r.scale, "of q.k; 1/sqrt(D) unless given");
-  app.add_option(
-         "--precision", r.precision,
-         "f32, tf32, f16, bf16, bf16_split or f32_split; q's type unless given. Tensors of another type are converted")
-      ->transform(CLI::CheckedTransformer(precisions()));
+  app.add_option_function<std::string>(
+         "--precision", [&r](std::string const& name) { r.precision = precisions().at(name); },
+         "q's type unless given; tensors of another type are converted")
+      ->check(CLI::IsMember(precisions()));
   app.add_option("--gradient", r.gradient, "type of dq, dk, dv: storage or f32")
       ->check(CLI::IsMember({"storage", "f32"}))
       ->capture_default_str();
