@@ -49,11 +49,15 @@ class device {
 /// The CPU with so many threads. The result does not depend on their number.
 std::unique_ptr<device> make_cpu_device(int threads);
 
-/// How products and attention read f32 numbers on a GPU.
+/// How products and attention read f32 numbers on a GPU. Sums are f32.
 enum class arithmetic {
-  f32,  ///< as they are
-  tf32  ///< rounded to 10 bits of mantissa, sums in f32: several times faster
+  f32,        ///< as they are
+  f32_split,  ///< attention by lanewise as two f16 limbs, 22 bits: f32-class on the tensor cores; the rest as they are
+  tf32        ///< rounded to 10 bits of mantissa: several times faster
 };
+constexpr char const* name_of(arithmetic a) {
+  return a == arithmetic::tf32 ? "tf32" : a == arithmetic::f32_split ? "f32_split" : "f32";
+}
 
 /// The current NVIDIA GPU. Throws no-device where there is none, or where the program was built without CUDA.
 std::unique_ptr<device> make_cuda_device(arithmetic how);

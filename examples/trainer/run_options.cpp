@@ -31,7 +31,9 @@ void require_at_most(char const* name, std::int64_t value, std::int64_t limit) {
 
 std::unique_ptr<device> device_of(run_settings const& s) {
   if (s.device == "cpu") return make_cpu_device(int(s.threads));
-  return make_cuda_device(s.precision == "tf32" ? arithmetic::tf32 : arithmetic::f32);
+  for (arithmetic a : {arithmetic::tf32, arithmetic::f32_split})
+    if (s.precision == name_of(a)) return make_cuda_device(a);
+  return make_cuda_device(arithmetic::f32);
 }
 
 adamw_settings adamw_of(run_settings const& s) { return {.weight_decay = s.weight_decay, .clip = s.clip}; }
@@ -101,8 +103,9 @@ void check_run(run_settings const& s, std::int64_t sequence, std::string const& 
   require(s.optimizer == "adamw" || s.optimizer == "muon",
           "--optimizer: " + s.optimizer + " is neither adamw nor muon");
   require(s.device == "cpu" || s.device == "cuda", "--device: " + s.device + " is neither cpu nor cuda");
-  require(s.precision == "f32" || s.precision == "tf32", "--precision: " + s.precision + " is neither f32 nor tf32");
-  require(s.precision == "f32" || s.device == "cuda", "--precision tf32 needs --device cuda");
+  require(s.precision == "f32" || s.precision == "f32_split" || s.precision == "tf32",
+          "--precision: " + s.precision + " is none of f32, f32_split, tf32");
+  require(s.precision == "f32" || s.device == "cuda", "--precision " + s.precision + " needs --device cuda");
 }
 
 }  // namespace trainer

@@ -13,8 +13,13 @@ using lanewise::config, lanewise::status;
 template <class Call>
 status with_config(arithmetic how, std::int64_t head_dim, Call const& call) {
   status const s = lanewise::dispatch<32, 64, 128>(head_dim, [&]<int D> {
-    if (how == arithmetic::tf32)
-      return call.template operator()<config{.head_dim = D, .precision = lanewise::precision::tf32}>();
+    switch (how) {
+      case arithmetic::tf32:
+        return call.template operator()<config{.head_dim = D, .precision = lanewise::precision::tf32}>();
+      case arithmetic::f32_split:
+        return call.template operator()<config{.head_dim = D, .precision = lanewise::precision::f32_split}>();
+      case arithmetic::f32: break;
+    }
     return call.template operator()<config{.head_dim = D, .precision = lanewise::precision::f32}>();
   });
   if (!s) throw attention_unsupported(s.message());

@@ -110,7 +110,8 @@ class cuda_device final : public device {
     return std::make_unique<event_stopwatch>(queue_.get().stream);
   }
   std::string describe() const override {
-    return name_ + ", products and attention in " + (how_ == arithmetic::tf32 ? "tf32" : "f32");
+    if (how_ == arithmetic::f32_split) return name_ + ", products in f32, flash attention in f32_split";
+    return name_ + ", products and attention in " + name_of(how_);
   }
 
  private:
