@@ -1,5 +1,7 @@
 // The layers of a language model on the GPU, as ops.hpp defines them. One block works on one row of a norm, one warp on
 // one head, and the gradient of a gain goes through the same partial sums of row_grain rows as on the CPU.
+#include <cub/block/block_scan.cuh>
+
 #include "launch.cuh"
 
 namespace trainer {
@@ -46,6 +48,7 @@ __global__ void gain_partials(std::int64_t rows, std::int64_t n, float const* x,
   if (i >= n) return;
   std::int64_t const end = min(rows, (piece + 1) * row_grain);
   float sum = 0;
+#pragma unroll 8  // so that eight rows are on their way at once
   for (std::int64_t r = piece * row_grain; r < end; ++r) sum += d_y[r * n + i] * x[r * n + i] * inverse[r];
   partial[piece * n + i] = sum;
 }
@@ -120,8 +123,8 @@ __global__ void head_norm_backward(head_shape s, float const* qkv, float const* 
   }
 }
 
-/// Threads beside one another in head_gain_partials: of the row_grain tokens of a piece each takes every eighth.
-constexpr int token_lanes = 8;
+/// Threads beside one another in head_gain_partials: of the row_grain tokens of a piece each takes every 32nd.
+constexpr int token_lanes = 32;
 
 /// partial[piece, 2 n]: sums of the gradients of the query and the key gain. Blocks: pieces, queries then keys; threads
 /// [32 columns, token_lanes].
@@ -151,15 +154,18 @@ __global__ void head_gain_partials(head_shape s, float const* qkv, float const* 
   partial[(piece * 2 + is_key) * s.n + i] = sum;
 }
 
-__global__ void swiglu(std::int64_t n, float const* gate_up, float* y) {
+__global__ void swiglu(std::int64_t n, float const* __restrict__ gate_up, float* __restrict__ y) {
   float const *const gate = gate_up + blockIdx.x * 2 * n, *const up = gate + n;
+#pragma unroll 4
   for (std::int64_t i = threadIdx.x; i < n; i += block_threads)
     y[blockIdx.x * n + i] = up[i] * gate[i] / (1.f + expf(-gate[i]));
 }
 
-__global__ void swiglu_backward(std::int64_t n, float const* gate_up, float const* d_y, float* d_gate_up) {
+__global__ void swiglu_backward(std::int64_t n, float const* __restrict__ gate_up, float const* __restrict__ d_y,
+                                float* __restrict__ d_gate_up) {
   float const *const gate = gate_up + blockIdx.x * 2 * n, *const up = gate + n, *const d = d_y + blockIdx.x * n;
   float *const d_gate = d_gate_up + blockIdx.x * 2 * n, *const d_up = d_gate + n;
+#pragma unroll 4
   for (std::int64_t i = threadIdx.x; i < n; i += block_threads) {
     float const sigmoid = 1.f / (1.f + expf(-gate[i]));
     d_gate[i] = d[i] * up[i] * sigmoid * (1.f + gate[i] * (1.f - sigmoid));
@@ -172,16 +178,32 @@ __global__ void embed(std::int64_t n, std::int32_t const* tokens, float const* t
   for (std::int64_t i = threadIdx.x; i < n; i += block_threads) x[blockIdx.x * n + i] = from[i];
 }
 
-/// A block for every row; the block of a token's first row adds all of its rows in their order.
+/// A block for every row and block_threads columns; that of a token's first row adds all of its rows in their order.
 __global__ void embed_backward(std::int64_t rows, std::int64_t n, std::int32_t const* tokens, float const* d_x,
                                float* d_table) {
-  std::int32_t const token = tokens[blockIdx.x];
-  bool seen = false;
-  for (std::int64_t r = threadIdx.x; r < blockIdx.x; r += block_threads) seen |= tokens[r] == token;
-  if (__syncthreads_or(seen)) return;
-  for (std::int64_t r = blockIdx.x; r < rows; ++r)
-    if (tokens[r] == token)
-      for (std::int64_t i = threadIdx.x; i < n; i += block_threads) d_table[token * n + i] += d_x[r * n + i];
+  using scan = cub::BlockScan<int, block_threads>;
+  __shared__ typename scan::TempStorage storage;
+  __shared__ int found[block_threads];
+  std::int64_t const across = (n + block_threads - 1) / block_threads, first = blockIdx.x / across;
+  std::int64_t const i = blockIdx.x % across * block_threads + threadIdx.x;
+  std::int32_t const token = tokens[first];
+  for (std::int64_t r = first - 1 - threadIdx.x, left = first; left > 0; r -= block_threads, left -= block_threads)
+    if (__syncthreads_or(r >= 0 && tokens[r] == token)) return;
+  float sum = i < n ? d_table[token * n + i] : 0.f;
+  for (std::int64_t begin = first; begin < rows; begin += block_threads) {
+    std::int64_t const r = begin + threadIdx.x;
+    bool const mine = r < rows && tokens[r] == token;
+    int place, count;
+    scan(storage).ExclusiveSum(int(mine), place, count);
+    if (mine) found[place] = int(threadIdx.x);
+    __syncthreads();
+    if (i < n) {
+#pragma unroll 8  // so that eight rows are on their way at once
+      for (int j = 0; j < count; ++j) sum += d_x[(begin + found[j]) * n + i];
+    }
+    __syncthreads();
+  }
+  if (i < n) d_table[token * n + i] = sum;
 }
 
 __global__ void cross_entropy(std::int64_t n, std::int32_t const* targets, float weight, float* logits, float* loss) {
@@ -268,7 +290,7 @@ void cuda_ops::embed(std::int64_t rows, std::int64_t n, std::int32_t const* toke
 
 void cuda_ops::embed_backward(std::int64_t rows, std::int64_t n, std::int32_t const* tokens, float const* d_x,
                               float* d_table) const {
-  start(queue_, gpu::embed_backward, rows, block_threads, rows, n, tokens, d_x, d_table);
+  start(queue_, gpu::embed_backward, rows * pieces(n, block_threads), block_threads, rows, n, tokens, d_x, d_table);
 }
 
 void cuda_ops::cross_entropy(std::int64_t rows, std::int64_t n, std::int32_t const* targets, float weight,
