@@ -112,7 +112,7 @@ class backward_kernel {
             a.accumulate,
             gpu::aligned_to_16(a.d_k) && gpu::aligned_to_16(a.d_v),
             tiles,
-            key_order_of(tiles, a.k.size, heads_in_step),
+            key_order_of(tiles, a.k.size, heads_in_step<C>),
             std::int32_t(a.k.size.heads),
             ratio,
             gpu::padded_rows(a.q.size.sequence),

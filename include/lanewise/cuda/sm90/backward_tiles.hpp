@@ -95,8 +95,10 @@ constexpr key_order key_order_of(tiling const& t, extents k, std::int64_t most) 
 constexpr std::int64_t heads_in_l2(std::int64_t bytes_of_head) {
   return (std::int64_t(32) << 20) / (bytes_of_head + 1) + 1;
 }
-/// Where the turns keep the blocks of a head in step: a quarter of the 132 multiprocessors, so that four levels run
-/// together and Q, dO and the sums of dQ are fetched once for four.
-inline constexpr std::int64_t heads_in_step = 33;
+/// Where the turns keep the blocks of a head in step: a quarter or an eighth of the 132 multiprocessors, so that four
+/// or eight levels run together and Q, dO and the sums of dQ are fetched once for all of them. Of 4, 8, 16, 33 and 66
+/// heads these are the fastest in geometric mean over S 512, 2048, 8192 (docs/performance.md).
+template <config C>
+inline constexpr std::int64_t heads_in_step = C.head_dim <= 64 ? 33 : 16;
 
 }  // namespace lanewise::sm90
