@@ -88,8 +88,6 @@ backward_room backward_layout(cuda_target where, extents q, extents k, F const& 
   for_each_parameter<F>([&]<int I> { at_least(partial_bytes<C, T, F, I>(f, q)); });
   backward_room room{};
   room.sums = room.turns = whole(row_values::bytes(q));
-  room.shares = sm80::gradient_kernel<C, T, F>::share_count(q, k, where.multiprocessors);
-  at_least(sm80::key_shares::bytes(room.shares, k, grads));
   if constexpr (sm90::has_backward<C>)
     if (wgmma) {
       std::size_t const tiles = std::size_t(sm90::backward_kernel<C, T, F>::query_tiles(q)),
@@ -97,6 +95,11 @@ backward_room backward_layout(cuda_target where, extents q, extents k, F const& 
       room.turns += sums;
       at_least(sums + (tiles + 1) * sizeof(std::uint32_t));
     }
+  room.shares = sm80::gradient_kernel<C, T, F>::share_count(q, k, where.multiprocessors);
+  // Where wgmma takes all but a few views, those get the shares that the room holds anyway.
+  if (sm90::has_forward<C> && wgmma)
+    while (sm80::key_shares::bytes(room.shares, k, grads) > most) --room.shares;
+  at_least(sm80::key_shares::bytes(room.shares, k, grads));
   room.bytes = room.sums + whole(most);
   return room;
 }
@@ -196,7 +199,7 @@ struct backward_calls {
       using kernel = sm80::parameter_kernel<C, T, F, I>;
       typename kernel::problem const p{a, f, row, partials};
       if (status done = start<kernel>(p); !done || to.size[2] != 1) return done;
-      return start<sm80::parameter_sum_kernel>({to, partials, p.tiles.q_tiles(), a.accumulate});
+      return start<sm80::parameter_sum_kernel>({to, partials, kernel::tiles(p).q_tiles(), a.accumulate});
     }
   }
 
