@@ -242,17 +242,28 @@ def cpu_rows(options):
                     yield precision, 1, heads, heads, length, length, head_dim, mask
 
 
+def grid(options, precision):
+    for head_dim in options.head_dims or (64, 128, 256):
+        for length in options.lengths or (512, 2048, 8192):
+            for group in options.groups:
+                for mask in ("full", "causal"):
+                    heads = HIDDEN // head_dim
+                    yield precision, TOKENS // length, heads, heads // group, length, length, head_dim, mask
+
+
+def training(_, precision):
+    for t in json.loads((HERE / "shapes.json").read_text())["training"]:
+        mask = "causal" if t["mask"] == "causal" else "window128" if t["mask"].startswith("window") else "full"
+        yield (precision, t["batch"], t["q_heads"], t["kv_heads"], t["q_len"], t["k_len"], t["head_dim"], mask, t["id"])
+
+
+SHAPES = {"grid": grid, "training": training}
+
+
 def cuda_rows(options):
     for precision in options.precisions or PRECISIONS:
-        for head_dim in options.head_dims or (64, 128, 256):
-            for length in options.lengths or (512, 2048, 8192):
-                for group in options.groups:
-                    for mask in ("full", "causal"):
-                        heads = HIDDEN // head_dim
-                        yield precision, TOKENS // length, heads, heads // group, length, length, head_dim, mask
-        for t in json.loads((HERE / "shapes.json").read_text())["training"]:
-            mask = "causal" if t["mask"] == "causal" else "window128" if t["mask"].startswith("window") else "full"
-            yield (precision, t["batch"], t["q_heads"], t["kv_heads"], t["q_len"], t["k_len"], t["head_dim"], mask, t["id"])
+        for shapes in options.shapes:
+            yield from SHAPES[shapes](options, precision)
 
 
 def contestants_of(row, options, library, beside, pool, unavailable):
@@ -262,12 +273,12 @@ def contestants_of(row, options, library, beside, pool, unavailable):
     found, names = {}, options.against or AGAINST.get(row.precision, AGAINST_F32) + (["flex"] if row.mask == "window128" else [])
     try:
         found["lanewise"] = Lanewise(row, library, None)
-        found |= {name: Lanewise(row, other, None) for name, other in beside.items()}
     except RuntimeError:
         return {}
-    for name in names:
+    others = {name: lambda row, _, of=other: Lanewise(row, of, None) for name, other in beside.items()}
+    for name, make in (others | {name: CUDA[name] for name in names}).items():
         try:
-            found[name] = CUDA[name](row, library)
+            found[name] = make(row, library)
         except Exception as e:  # whatever PyTorch, Triton or the C++ behind them throw is the reason
             why = f"{type(e).__name__}: {(str(e).splitlines() or [''])[0][:160]}"
             unavailable.setdefault(name, {})[row.name("")[1:]] = why
@@ -285,6 +296,7 @@ def main():
     parser.add_argument("--head-dims", nargs="+", type=int)
     parser.add_argument("--lengths", nargs="+", type=int)
     parser.add_argument("--groups", nargs="+", type=int, default=[1], help="GPU: query heads of a key/value head, in the grid")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="GPU")
     parser.add_argument("--directions", nargs="+", choices=OUTPUTS, default=list(OUTPUTS))
     parser.add_argument("--hidden", type=int, default=512, help="CPU: heads x head_dim")
     parser.add_argument("--rows", nargs="+", default=["*"], help="GPU: patterns of names without the direction, as in 'bf16/d128/*'")
