@@ -94,7 +94,10 @@ constexpr shape_of_tile query_gradient_shape() {
   constexpr int w = width_of<C>();
   shape_of_tile t{};
   if (is_16_bit<C>) {
-    if (w <= 64) t = {128, has_score<F> ? 32 : 64, widest_m<C>(2), 2};  // 64: 64 + 128 registers, 64 KiB
+    if (w <= 64)
+      t = in_limbs<C>
+              ? shape_of_tile{64, 64, 1, 1}
+              : shape_of_tile{128, has_score<F> ? 32 : 64, widest_m<C>(2), 2};  // 64: 64 + 128 registers, 64 KiB
     else if (w <= 128)
       t = has_score<F> ? shape_of_tile{64, 64, 1, 1}
                        : shape_of_tile{128, 32, widest_m<C>(2), 2};  // 128: 128 + 64, 96 KiB
