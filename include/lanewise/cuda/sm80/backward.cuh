@@ -1,7 +1,7 @@
 // dQ, dK and dV in one launch: a block walks for a key tile (backward_keys.cuh) or for a query tile
-// (backward_queries.cuh). In two launches the second waits for the last block of the first, and each alone leaves
-// multiprocessors idle where its tiles are few or its masks uneven: in one, windows and training shapes take 1/1.2 of
-// the time, and grids of many blocks the same.
+// (backward_queries.cuh). In two launches the second waits for the last block of the first, and where tiles are few or
+// masks make them uneven each alone leaves multiprocessors idle. Every block then has the registers and the shared
+// memory of the larger kind; on grids of many blocks that costs less than the wait (docs/performance.md).
 #pragma once
 
 #include "backward_keys.cuh"
