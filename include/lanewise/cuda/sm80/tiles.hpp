@@ -49,12 +49,13 @@ constexpr shape_of_tile forward_shape() {
   constexpr int w = width_of<C>();
   shape_of_tile t{};
   if (is_16_bit<C>) {
-    if (w <= 64 && !has_mask<F> && !has_score<F>) t = {128, 128, widest_m<C>(2), 1};  // 64: O 64 + S 128, 48 KiB
+    if (w <= 64 && sees_one_run<F> && !has_score<F>) t = {128, 128, widest_m<C>(2), 1};  // 64: O 64 + S 128, 48 KiB
     else if (w <= 128) t = {128, 64, widest_m<C>(2), 1};  // 128: O 128 + S 64 registers, 64 KiB
     else if (w <= 192) t = {128, 64, 1, 1};               // 192: O 96 + S 32, 96 KiB
     else t = {64, 64, 1, 1};                              // 256: O 128 + S 32, 96 KiB
   } else {
-    if (w <= 64) t = {128, 64, widest_m<C>(2), 1};        // 64: O 64 + S 64, 64 KiB
+    if (w <= 64) t = {128, 64, widest_m<C>(2), 1};  // 64: O 64 + S 64, 64 KiB
+    else if (w <= 128 && in_limbs<C> && has_mask<F>) t = {64, 64, 1, 1};
     else if (w <= 128) t = {128, 32, widest_m<C>(2), 1};  // 128: O 128 + S 32, 96 KiB
     else if (w <= 192) t = {64, 32, 1, 1};                // 192: O 96 + S 16, 96 KiB
     else t = {64, 16, 1, 1};                              // 256: O 128 + S 8, 96 KiB
@@ -71,7 +72,9 @@ constexpr shape_of_tile key_gradient_shape() {
   constexpr int w = width_of<C>();
   shape_of_tile t{};
   if (is_16_bit<C>) {
-    if (w <= 64) t = {128, 32, widest_m<C>(2), 2};                             // 64: 128 + 64 registers, 48 KiB
+    if (w <= 64)
+      t = in_limbs<C> ? shape_of_tile{64, 64, 1, 1}
+                      : shape_of_tile{128, 32, widest_m<C>(2), 2};             // 64: 128 + 64 registers, 48 KiB
     else if (w <= 128) t = {64, has_score<F> || in_limbs<C> ? 32 : 64, 1, 2};  // 128: 128 + 64, 96 KiB
     else if (w <= 192) t = {64, 32, 1, 2};                                     // 192, one of the two: 96 + 32, 96 KiB
     else t = {64, 32, 1, 1};                                                   // 256: 128 + 32, 96 KiB
@@ -91,7 +94,10 @@ constexpr shape_of_tile query_gradient_shape() {
   constexpr int w = width_of<C>();
   shape_of_tile t{};
   if (is_16_bit<C>) {
-    if (w <= 64) t = {128, has_score<F> ? 32 : 64, widest_m<C>(2), 2};  // 64: 64 + 128 registers, 64 KiB
+    if (w <= 64)
+      t = in_limbs<C>
+              ? shape_of_tile{64, 64, 1, 1}
+              : shape_of_tile{128, has_score<F> ? 32 : 64, widest_m<C>(2), 2};  // 64: 64 + 128 registers, 64 KiB
     else if (w <= 128)
       t = has_score<F> ? shape_of_tile{64, 64, 1, 1}
                        : shape_of_tile{128, 32, widest_m<C>(2), 2};  // 128: 128 + 64, 96 KiB
