@@ -45,8 +45,8 @@ void cpu_ops<T>::mix(mix_shape s, transpose t, T alpha, T const* w, T const* x, 
 template <class T>
 void cpu_ops<T>::mix_weight_backward(mix_shape s, T alpha, T const* d_y, std::int64_t d_y_stride, T const* x,
                                      std::int64_t x_stride, T* d_w, T* partial) const {
-  std::int64_t const count = s.out_groups * s.in_groups;
-  on_.pieces(s.rows, row_grain, [=](std::int64_t begin, std::int64_t end, std::int64_t piece) {
+  std::int64_t const count = s.pairs();
+  on_.pieces(s.rows, mix_shape::grain, [=](std::int64_t begin, std::int64_t end, std::int64_t piece) {
     T* const sums = partial + piece * count;
     std::fill(sums, sums + count, T(0));
     for (std::int64_t r = begin; r < end; ++r)
@@ -64,7 +64,7 @@ void cpu_ops<T>::mix_weight_backward(mix_shape s, T alpha, T const* d_y, std::in
   on_.each(1, [=](std::int64_t) {
     for (std::int64_t i = 0; i < count; ++i) {
       T sum = 0;
-      for (std::int64_t p = 0; p < workers::piece_count(s.rows, row_grain); ++p) sum += partial[p * count + i];
+      for (std::int64_t p = 0; p < s.pieces(); ++p) sum += partial[p * count + i];
       d_w[i] += alpha * sum;
     }
   });

@@ -136,27 +136,29 @@ TEST_CASE_FIXTURE(test::ops_fixture, "the gradient's norm and AdamW; a norm that
 }
 
 TEST_CASE_FIXTURE(test::ops_fixture, "mix, its weight's gradient, and columns that are added") {
-  mix_shape const s{rows, 5, 4, 100};
-  std::int64_t const x_stride = 5 * 100 + 3, y_stride = 4 * 100 + 1;
-  for (transpose t : {transpose::no, transpose::yes})
+  for (mix_shape const s : {mix_shape{rows, 5, 4, 100}, mix_shape{rows, 3, 9, 300}, mix_shape{7, 8, 6, 40}}) {
+    std::int64_t const in = s.in_groups * s.channels, out = s.out_groups * s.channels, x_stride = in + 3,
+                       y_stride = out + 1;
+    for (transpose t : {transpose::no, transpose::yes})
+      compare([&](auto& b) {
+        bool const back = t == transpose::yes;
+        auto *const w = b.put(numbers(s.pairs(), 1)), *const wide = b.put(numbers(s.rows * x_stride, 2)),
+                    *const narrow = b.put(numbers(s.rows * y_stride, 3));
+        b.op.mix(s, t, 0.5f, w, back ? narrow : wide, back ? y_stride : x_stride, 2, back ? wide : narrow,
+                 back ? x_stride : y_stride);
+        auto* const fresh = b.room(s.rows * (back ? in : out));
+        b.op.mix(s, t, 0.5f, w, back ? narrow : wide, back ? y_stride : x_stride, 0, fresh, back ? in : out);
+        b.keep(wide, s.rows * x_stride), b.keep(narrow, s.rows * y_stride), b.keep(fresh, s.rows * (back ? in : out));
+      });
     compare([&](auto& b) {
-      bool const back = t == transpose::yes;
-      auto *const w = b.put(numbers(20, 1)), *const wide = b.put(numbers(rows * x_stride, 2)),
-                  *const narrow = b.put(numbers(rows * y_stride, 3));
-      b.op.mix(s, t, 0.5f, w, back ? narrow : wide, back ? y_stride : x_stride, 2, back ? wide : narrow,
-               back ? x_stride : y_stride);
-      auto* const fresh = b.room(rows * (back ? 500 : 400));
-      b.op.mix(s, t, 0.5f, w, back ? narrow : wide, back ? y_stride : x_stride, 0, fresh, back ? 500 : 400);
-      b.keep(wide, rows * x_stride), b.keep(narrow, rows * y_stride), b.keep(fresh, rows * (back ? 500 : 400));
+      auto *const d_w = b.put(numbers(s.pairs(), 4)), *const x = b.put(numbers(s.rows * x_stride, 2)),
+                  *const y = b.put(numbers(s.rows * y_stride, 3)), *const fresh = b.room(s.rows * 7);
+      b.op.mix_weight_backward(s, 0.5f, y, y_stride, x, x_stride, d_w, b.room(s.partial_count()));
+      b.op.add_columns(s.rows, 7, 3, x, x_stride, 0, fresh, 7);
+      b.op.add_columns(s.rows, 7, 3, x, x_stride, 0.5f, y, y_stride);
+      b.keep(d_w, s.pairs()), b.keep(fresh, s.rows * 7), b.keep(y, s.rows * y_stride);
     });
-  compare([&](auto& b) {
-    auto *const d_w = b.put(numbers(20, 4)), *const x = b.put(numbers(rows * x_stride, 2)),
-                *const y = b.put(numbers(rows * y_stride, 3)), *const fresh = b.room(rows * 7);
-    b.op.mix_weight_backward(s, 0.5f, y, y_stride, x, x_stride, d_w, b.room(s.partial_count()));
-    b.op.add_columns(rows, 7, 3, x, x_stride, 0, fresh, 7);
-    b.op.add_columns(rows, 7, 3, x, x_stride, 0.5f, y, y_stride);
-    b.keep(d_w, 20), b.keep(fresh, rows * 7), b.keep(y, rows * y_stride);
-  });
+  }
 }
 
 TEST_CASE_FIXTURE(test::ops_fixture, "bf16 to f32 and rounding to bf16 are exact") {
