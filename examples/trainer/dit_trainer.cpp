@@ -4,8 +4,9 @@
 
 #include "adapter_files.hpp"
 #include "attention_probe.hpp"
+#include "dit_fit.hpp"
 #include "error.hpp"
-#include "levers.hpp"
+#include "plan_budget.hpp"
 #include "workers.hpp"
 
 namespace trainer {
@@ -19,19 +20,6 @@ std::int64_t longest_caption(dit_settings const& s, recordings const& data) {
   for (recording const& r : data.all) longest = std::max(longest, r.caption.size());
   return std::int64_t(longest);
 }
-
-constexpr lever<dit_settings> levers[] = {
-    flash_for_exact,
-    smaller_batch,
-    more_segments,
-    [](dit_settings& s) {
-      if (s.crop_max < 2 * s.patch) return false;
-      s.crop_max = s.crop_max / 2 / s.patch * s.patch;
-      s.crop_min = std::min(s.crop_min, s.crop_max);
-      return true;
-    },
-    fewer_layers,
-};
 
 /// The site that the probe tries; the others differ by their masks and keys.
 attention_site site_of(dit_settings const& s) {
@@ -97,28 +85,19 @@ dit_trainer::persistent_ids dit_trainer::record(dit_settings const& s, dit_layou
   return ids;
 }
 
-std::size_t dit_trainer::estimate(dit_settings const& s, recordings const& data, device const& on) {
+lanewise::arena_plan dit_trainer::plan_for(dit_settings const& s, recordings const& data, device const& on) {
   step_memory memory;
   dit_layout const layout(s.model(), s.adapted());
   training_state state(s, layout.trained());
   record(s, layout, longest_caption(s, data), state, on, memory);
-  return memory.peak();
+  return memory.planned();
 }
 
 dit_trainer::dit_trainer(dit_settings const& s, recordings const& data, device& on, memory_budget budget)
     : settings_(s), data_(&data), on_(&on), caption_length_(longest_caption(s, data)), layout_(s.model(), s.adapted()),
       state_(s, layout_.trained()), model_(s.model(), attention_of(s), layout_, s.ckpt), linear_(data) {
   ids_ = record(s, layout_, caption_length_, state_, on, memory_);
-  bind_plan(memory_, on, budget, [&](std::size_t available) {
-    return cheapest_changes<dit_settings>(s, levers, available,
-                                          [&](dit_settings const& t) -> std::optional<std::size_t> {
-                                            try {
-                                              return estimate(t, data, on);
-                                            } catch (named_error const&) {
-                                              return std::nullopt;
-                                            }
-                                          });
-  });
+  bind_plan(memory_, on, budget, [&](std::size_t available) { return cheapest_levers(s, data, on, available); });
   ops<float> const& op = on.op();
   on.give_room(memory_.at<std::byte>(ids_.room));
   memory_.graph(probe_graph);

@@ -4,6 +4,10 @@
 #include <cmath>
 
 #include "counting_text.hpp"
+#include "dit_command.hpp"
+#include "dit_trainer.hpp"
+#include "lm_trainer.hpp"
+#include "sounds.hpp"
 #include "support.hpp"
 #include "twin_command.hpp"
 
@@ -131,7 +135,7 @@ TEST_CASE("close is a hundredth of what was learned") {
 }
 
 TEST_CASE("the second run's options: instead of the first's, but not its data") {
-  twin_options o;
+  twin_options<lm_options> o;
   o.run = parse_lm({"--preset", "tiny", "--batch", "2", "--attn", "flash"});
   o.second = "--attn exact --ckpt 2";
   lm_settings const s = resolve(second_of(o));
@@ -139,6 +143,41 @@ TEST_CASE("the second run's options: instead of the first's, but not its data") 
   CHECK(s.ckpt == 2);
   CHECK(s.batch == 2);
   for (std::string const second : {"--seed 3", "--data elsewhere", "--context 32", "--max-len 9"}) {
+    o.second = second;
+    CHECK(has(error_of([&] { second_of(o); }), "bad-option: --second: both runs have the same --"));
+  }
+}
+
+TEST_CASE("twins of dit: their losses are two runs' own, and the second keeps the first's data and crops") {
+  test::scratch dir;
+  test::write_tones(dir.path);
+  recordings const data = load_recordings({.paths = {dir.path}, .bands = 32, .validation_share = 0.25, .seed = 1});
+  auto const started = [&](std::string const& attn, auto const& use) {
+    dit_settings const s = with_data(resolve(parse_dit({"--preset", "tiny", "--attn", attn, "--threads", "2"})), data);
+    std::unique_ptr<device> const on = device_of(s);
+    dit_trainer run(s, data, *on, {std::size_t(1) << 30, 0});
+    run.start();
+    return use(run);
+  };
+  twin_report const r = started("flash", [&](dit_trainer& first) {
+    return started("exact", [&](dit_trainer& second) { return compare_twins(first, second, 4); });
+  });
+  for (std::size_t i = 0; i < 2; ++i)
+    started(i == 0 ? "flash" : "exact", [&](dit_trainer& alone) {
+      CHECK(r.held_out_before[i] == alone.validate().loss);
+      for (std::int64_t t = 1; t <= 4; ++t) CHECK(r.steps[std::size_t(t - 1)].loss[i] == alone.step(t).loss);
+      CHECK(r.held_out[i] == alone.validate().loss);
+      return 0;
+    });
+  CHECK(r.first_difference == 1);
+  CHECK(r.steps[0].gradient > 0);
+  CHECK(r.steps[0].gradient < 1e-5);
+
+  twin_options<dit_options> o;
+  o.run = parse_dit({"--preset", "tiny", "--attn", "flash"});
+  o.second = "--attn exact --ckpt 2";
+  CHECK(resolve(second_of(o)).attn == "exact");
+  for (std::string const second : {"--seed 3", "--data elsewhere", "--crop 32", "--bands 16", "--prompt x"}) {
     o.second = second;
     CHECK(has(error_of([&] { second_of(o); }), "bad-option: --second: both runs have the same --"));
   }
