@@ -10,6 +10,7 @@
 #include "error.hpp"
 #include "fit_command.hpp"
 #include "lm_command.hpp"
+#include "make_data_command.hpp"
 #include "profile_command.hpp"
 #include "twin_command.hpp"
 
@@ -46,6 +47,10 @@ int main(int argc, char** argv) {
   trainer::add_fit_options(*fit->add_subcommand("lm", "for lm, with its options; what is set stays"), fit_lm);
   trainer::fit_options<trainer::dit_options> fit_dit;
   trainer::add_fit_options(*fit->add_subcommand("dit", "for dit, with its options; what is set stays"), fit_dit);
+  CLI::App* const make_data =
+      app.add_subcommand("make-data", "writes a folder of made-up songs with captions, which dit --data reads");
+  trainer::make_data_options make_data_options;
+  trainer::add_make_data_options(*make_data, make_data_options);
   try {
     app.parse(argc, argv);
   } catch (CLI::CallForHelp const& e) {
@@ -68,6 +73,7 @@ int main(int argc, char** argv) {
     if (*profile) return profile->got_subcommand("dit") ? run_profile(profile_dit) : run_profile(profile_lm);
     if (*twin) return twin->got_subcommand("dit") ? run_twin(twin_dit) : run_twin(twin_lm);
     if (*fit) return fit->got_subcommand("dit") ? run_fit(fit_dit) : run_fit(fit_lm);
+    if (*make_data) return trainer::run_make_data(make_data_options);
     return trainer::run_lm(lm_options);
   } catch (trainer::named_error const& e) {
     std::fflush(stdout);

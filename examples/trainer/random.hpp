@@ -16,7 +16,8 @@ enum class stream : std::uint64_t {
   sampling = 4,
   adapters = 5,
   validation = 6,
-  noise = 7
+  noise = 7,
+  album = 8
 };
 
 constexpr std::uint64_t mix(std::uint64_t x) {
