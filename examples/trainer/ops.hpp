@@ -54,6 +54,11 @@ struct mix_shape {
   constexpr std::int64_t partial_count() const { return pieces() * pairs(); }
 };
 
+/// Bytes of scratch that rounded products take.
+struct rounded_needs {
+  std::size_t forward, backward;
+};
+
 /// Elements begin ... end-1 of a flat array of parameters, of one tensor; what one piece of the optimiser's work is.
 struct segment {
   std::int64_t begin, end;
@@ -98,6 +103,14 @@ class ops {
   /// d_x[rows, in] = d_y w;  d_w[out, in] += d_y^T x. Either may be null: not wanted.
   virtual void linear_backward(std::int64_t rows, std::int64_t in, std::int64_t out, T const* x, T const* w,
                                T const* d_y, T* d_x, T* d_w) const = 0;
+
+  /// The same two with a matrix that is stored in bf16 and what it meets rounded to bf16, sums in f32: what tensor
+  /// cores compute. scratch: needs_of_rounded(rows, in, out).
+  virtual rounded_needs needs_of_rounded(std::int64_t rows, std::int64_t in, std::int64_t out) const = 0;
+  virtual void rounded_linear(std::int64_t rows, std::int64_t in, std::int64_t out, T const* x, lanewise::bf16 const* w,
+                              T const* residual, T* y, void* scratch) const = 0;
+  virtual void rounded_linear_backward(std::int64_t rows, std::int64_t in, std::int64_t out, lanewise::bf16 const* w,
+                                       T const* d_y, T* d_x, void* scratch) const = 0;
 
   /// y[rows, n] from x[rows, n]; inverse[rows] receives 1 / sqrt(mean(x^2) + epsilon) for the backward.
   virtual void rms_norm(std::int64_t rows, std::int64_t n, double epsilon, T const* x, T const* gain, T* y,
@@ -159,9 +172,6 @@ class ops {
   /// y[count] = x.
   virtual void widen(std::int64_t count, lanewise::bf16 const* x, T* y) const = 0;
 
-  /// y[count] = x rounded to the nearest bf16, ties to even.
-  virtual void round_to_bf16(std::int64_t count, T const* x, T* y) const = 0;
-
   /// *result = the root of the sum of x^2 over the segments, summed in double. squares: one double a segment.
   virtual void norm(std::int64_t segments, segment const* table, T const* x, double* squares, double* result) const = 0;
 
@@ -196,6 +206,11 @@ class cpu_ops : public ops<T> {
               T* y) const override;
   void linear_backward(std::int64_t rows, std::int64_t in, std::int64_t out, T const* x, T const* w, T const* d_y,
                        T* d_x, T* d_w) const override;
+  rounded_needs needs_of_rounded(std::int64_t rows, std::int64_t in, std::int64_t out) const override;
+  void rounded_linear(std::int64_t rows, std::int64_t in, std::int64_t out, T const* x, lanewise::bf16 const* w,
+                      T const* residual, T* y, void* scratch) const override;
+  void rounded_linear_backward(std::int64_t rows, std::int64_t in, std::int64_t out, lanewise::bf16 const* w,
+                               T const* d_y, T* d_x, void* scratch) const override;
   void rms_norm(std::int64_t rows, std::int64_t n, double epsilon, T const* x, T const* gain, T* y,
                 T* inverse) const override;
   void rms_norm_backward(std::int64_t rows, std::int64_t n, T const* x, T const* gain, T const* inverse, T const* d_y,
@@ -221,7 +236,6 @@ class cpu_ops : public ops<T> {
   void add_columns(std::int64_t rows, std::int64_t n, T alpha, T const* x, std::int64_t x_stride, T beta, T* y,
                    std::int64_t y_stride) const override;
   void widen(std::int64_t count, lanewise::bf16 const* x, T* y) const override;
-  void round_to_bf16(std::int64_t count, T const* x, T* y) const override;
   void norm(std::int64_t segments, segment const* table, T const* x, double* squares, double* result) const override;
   void adamw_update(std::int64_t segments, segment const* table, adamw_rates const& r, double const* norm,
                     T const* gradients, T* weights, T* m, T* v) const override;
@@ -233,6 +247,7 @@ class cpu_ops : public ops<T> {
                                  void* scratch) const override;
 
  private:
+  void round_to_bf16(std::int64_t count, T const* x, T* y) const;
   void copy_in(std::size_t bytes, void const* host, void* x) const override;
   void copy_out(std::size_t bytes, void const* x, void* host) const override;
   workers on_;

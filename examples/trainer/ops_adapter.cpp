@@ -90,6 +90,7 @@ void cpu_ops<T>::widen(std::int64_t count, lanewise::bf16 const* x, T* y) const 
   });
 }
 
+/// y[count] = x rounded to the nearest bf16, ties to even.
 template <class T>
 void cpu_ops<T>::round_to_bf16(std::int64_t count, T const* x, T* y) const {
   constexpr std::int64_t grain = 1 << 14;
@@ -97,6 +98,30 @@ void cpu_ops<T>::round_to_bf16(std::int64_t count, T const* x, T* y) const {
     for (std::int64_t i = begin; i < end; ++i)
       y[i] = T(lanewise::to_float(lanewise::from_float<lanewise::bf16>(float(x[i]))));
   });
+}
+
+/// The matrix in T, then what it meets.
+template <class T>
+rounded_needs cpu_ops<T>::needs_of_rounded(std::int64_t rows, std::int64_t in, std::int64_t out) const {
+  return {std::size_t(in * out + rows * in) * sizeof(T), std::size_t(in * out + rows * out) * sizeof(T)};
+}
+
+template <class T>
+void cpu_ops<T>::rounded_linear(std::int64_t rows, std::int64_t in, std::int64_t out, T const* x,
+                                lanewise::bf16 const* w, T const* residual, T* y, void* scratch) const {
+  T *const wide = static_cast<T*>(scratch), *const rounded = wide + in * out;
+  widen(in * out, w, wide);
+  round_to_bf16(rows * in, x, rounded);
+  linear(rows, in, out, rounded, wide, residual, y);
+}
+
+template <class T>
+void cpu_ops<T>::rounded_linear_backward(std::int64_t rows, std::int64_t in, std::int64_t out, lanewise::bf16 const* w,
+                                         T const* d_y, T* d_x, void* scratch) const {
+  T *const wide = static_cast<T*>(scratch), *const rounded = wide + in * out;
+  widen(in * out, w, wide);
+  round_to_bf16(rows * out, d_y, rounded);
+  linear_backward(rows, in, out, nullptr, wide, rounded, d_x, nullptr);
 }
 
 template void cpu_ops<float>::product(transpose, transpose, std::int64_t, std::int64_t, std::int64_t, float,
@@ -108,8 +133,12 @@ template void cpu_ops<float>::mix_weight_backward(mix_shape, float, float const*
                                                   std::int64_t, float*, float*) const;
 template void cpu_ops<float>::add_columns(std::int64_t, std::int64_t, float, float const*, std::int64_t, float, float*,
                                           std::int64_t) const;
+template rounded_needs cpu_ops<float>::needs_of_rounded(std::int64_t, std::int64_t, std::int64_t) const;
+template void cpu_ops<float>::rounded_linear(std::int64_t, std::int64_t, std::int64_t, float const*,
+                                             lanewise::bf16 const*, float const*, float*, void*) const;
+template void cpu_ops<float>::rounded_linear_backward(std::int64_t, std::int64_t, std::int64_t, lanewise::bf16 const*,
+                                                      float const*, float*, void*) const;
 template void cpu_ops<float>::widen(std::int64_t, lanewise::bf16 const*, float*) const;
-template void cpu_ops<float>::round_to_bf16(std::int64_t, float const*, float*) const;
 template void cpu_ops<double>::product(transpose, transpose, std::int64_t, std::int64_t, std::int64_t, double,
                                        double const*, std::int64_t, double const*, std::int64_t, double, double*,
                                        std::int64_t) const;
@@ -119,7 +148,11 @@ template void cpu_ops<double>::mix_weight_backward(mix_shape, double, double con
                                                    std::int64_t, double*, double*) const;
 template void cpu_ops<double>::add_columns(std::int64_t, std::int64_t, double, double const*, std::int64_t, double,
                                            double*, std::int64_t) const;
+template rounded_needs cpu_ops<double>::needs_of_rounded(std::int64_t, std::int64_t, std::int64_t) const;
+template void cpu_ops<double>::rounded_linear(std::int64_t, std::int64_t, std::int64_t, double const*,
+                                              lanewise::bf16 const*, double const*, double*, void*) const;
+template void cpu_ops<double>::rounded_linear_backward(std::int64_t, std::int64_t, std::int64_t, lanewise::bf16 const*,
+                                                       double const*, double*, void*) const;
 template void cpu_ops<double>::widen(std::int64_t, lanewise::bf16 const*, double*) const;
-template void cpu_ops<double>::round_to_bf16(std::int64_t, double const*, double*) const;
 
 }  // namespace trainer

@@ -161,15 +161,40 @@ TEST_CASE_FIXTURE(test::ops_fixture, "mix, its weight's gradient, and columns th
   }
 }
 
-TEST_CASE_FIXTURE(test::ops_fixture, "bf16 to f32 and rounding to bf16 are exact") {
+namespace {
+
+std::vector<lanewise::bf16> halves(std::int64_t count, unsigned seed) {
+  std::vector<lanewise::bf16> x;
+  for (double e : numbers(count, seed)) x.push_back(lanewise::from_float<lanewise::bf16>(float(e)));
+  return x;
+}
+
+}  // namespace
+
+TEST_CASE_FIXTURE(test::ops_fixture, "bf16 to f32 is exact") {
   compare([&](auto& b) {
-    std::vector<lanewise::bf16> narrow;
-    for (double x : numbers(3000, 1)) narrow.push_back(lanewise::from_float<lanewise::bf16>(float(x)));
-    auto *const wide = b.room(3000), *const rounded = b.room(3000);
-    b.op.widen(3000, b.put_as(narrow), wide);
-    b.op.round_to_bf16(3000, b.put(numbers(3000, 2)), rounded);
-    b.keep(wide, 3000), b.keep(rounded, 3000);
+    auto* const wide = b.room(3000);
+    b.op.widen(3000, b.put_as(halves(3000, 1)), wide);
+    b.keep(wide, 3000);
   });
+}
+
+TEST_CASE_FIXTURE(test::ops_fixture, "rounded_linear: both operands in bf16, products exact, sums in f32") {
+  constexpr std::int64_t in = 264, out = 136;
+  compare(
+      [&](auto& b) {
+        auto* const w = b.put_as(halves(out * in, 1));
+        auto *const x = b.put(numbers(rows * in, 2)), *const d_y = b.put(numbers(rows * out, 3)),
+                    *const plain = b.room(rows * out), *const y = b.room(rows * out), *const d_x = b.room(rows * in);
+        rounded_needs const needs = b.op.needs_of_rounded(rows, in, out);
+        std::byte* const scratch = b.scratch(std::max(needs.forward, needs.backward));
+        b.op.rounded_linear(rows, in, out, x, w, nullptr, plain, scratch);
+        b.op.rounded_linear(rows, in, out, x, w, d_y, y, scratch);
+        b.op.rounded_linear_backward(rows, in, out, w, d_y, d_x, scratch);
+        b.op.rounded_linear_backward(rows, in, out, w, d_y, nullptr, scratch);
+        b.keep(plain, rows * out), b.keep(y, rows * out), b.keep(d_x, rows * in);
+      },
+      2e-6);  // tensor cores cut what they add, on each of some twenty additions; a bf16 rounding is 2e-3
 }
 
 namespace {

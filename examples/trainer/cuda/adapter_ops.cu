@@ -99,9 +99,9 @@ __global__ void widen(std::int64_t count, lanewise::bf16 const* x, float* y) {
   if (i < count) y[i] = lanewise::to_float(x[i]);
 }
 
-__global__ void round_to_bf16(std::int64_t count, float const* x, float* y) {
+__global__ void narrow(std::int64_t count, float const* x, lanewise::bf16* y) {
   std::int64_t const i = std::int64_t(blockIdx.x) * block_threads + threadIdx.x;
-  if (i < count) y[i] = lanewise::to_float(lanewise::from_float<lanewise::bf16>(x[i]));
+  if (i < count) y[i] = lanewise::from_float<lanewise::bf16>(x[i]);
 }
 
 }  // namespace
@@ -130,8 +130,8 @@ void cuda_ops::widen(std::int64_t count, lanewise::bf16 const* x, float* y) cons
   start(queue_, gpu::widen, workers::piece_count(count, block_threads), block_threads, count, x, y);
 }
 
-void cuda_ops::round_to_bf16(std::int64_t count, float const* x, float* y) const {
-  start(queue_, gpu::round_to_bf16, workers::piece_count(count, block_threads), block_threads, count, x, y);
+void cuda_ops::narrow(std::int64_t count, float const* x, lanewise::bf16* y) const {
+  start(queue_, gpu::narrow, workers::piece_count(count, block_threads), block_threads, count, x, y);
 }
 
 }  // namespace trainer
