@@ -301,3 +301,54 @@ TEST_CASE("LoKR's plans are within 4% of what is live at once, whatever its size
           CHECK(double(n.peak) <= 1.04 * double(n.most_live));
         }
 }
+
+namespace {
+
+/// LoRA of rank 16 on a Qwen3 of this size, its projections in bf16, without the files of one.
+lm_settings adapted_qwen3(std::int64_t layers, std::int64_t hidden, std::int64_t ffn, std::int64_t heads,
+                          std::int64_t context, std::string const& attn) {
+  lm_settings s = settings({"--batch", "1", "--attn", attn});
+  s.layers = layers, s.hidden = hidden, s.ffn = ffn, s.heads = heads, s.kv_heads = 8, s.head_dim = 128;
+  s.vocabulary_size = 217'204;
+  s.base = "qwen3", s.adapter = "lora", s.rank = 16, s.alpha = 16, s.sites = "q,k,v,o,gate,up,down";
+  s.mirror = "bf16-f32";
+  s.context = context;
+  return s;
+}
+
+}  // namespace
+
+TEST_CASE("published language models: the plan is within 15% of what is live at once, flash and exact") {
+  std::unique_ptr<device> const on = make_cpu_device(2);
+  for (std::string const attn : {"flash", "exact"})
+    for (lm_settings const& s :
+         {adapted_qwen3(28, 1024, 3072, 16, 1708, attn), adapted_qwen3(28, 1024, 3072, 16, 3915, attn),
+          adapted_qwen3(28, 2048, 6144, 16, 1278, attn), adapted_qwen3(28, 2048, 6144, 16, 1824, attn),
+          adapted_qwen3(36, 2560, 9728, 32, 2113, attn)}) {
+      CAPTURE(attn);
+      CAPTURE(s.context);
+      lanewise::arena_statistics const n = lm_trainer::plan_for(s, *on).statistics();
+      CHECK(n.peak >= n.most_live);
+      CHECK(double(n.peak) <= 1.15 * double(n.most_live));
+      MESSAGE(attn, " ", s.hidden, " ", s.context, ": ", double(n.peak) / double(n.most_live));
+    }
+}
+
+TEST_CASE("golden fits: what moves every run's length shows here, and is looked at") {
+  // Exact attention alone, whose plan is the same for every kind of CPU.
+  std::unique_ptr<device> const on = make_cpu_device(2);
+  auto const lm = [&](std::size_t gibibytes) {
+    return shape_of(fit_lm(adapted_qwen3(28, 1024, 3072, 16, 4096, "exact"), *on, gibibytes << 30, 4096).settings);
+  };
+  CHECK(lm(8) == "?");
+  CHECK(lm(16) == "?");
+  recordings const data = captioned(640);
+  auto const dit = [&](std::size_t gibibytes) {
+    dit_settings const s = dit_settings_of({"--preset", "2b", "--adapter", "lokr", "--dim", "512", "--factor", "6",
+                                            "--mirror", "bf16-f32", "--attn", "exact"},
+                                           6000);
+    return shape_of(fit_dit(s, data, *on, gibibytes << 30, 6000, s.layers).settings);
+  };
+  CHECK(dit(8) == "?");
+  CHECK(dit(16) == "?");
+}
