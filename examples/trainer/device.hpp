@@ -55,7 +55,7 @@ enum class arithmetic {
   f32,        ///< as they are
   f32_split,  ///< attention by lanewise as two f16 limbs, 22 bits: f32-class on the tensor cores; the rest as they are
   tf32,       ///< rounded to 10 bits of mantissa: several times faster
-  bf16        ///< rounded to 7 bits: faster again, and what attention copies for itself takes half
+  bf16        ///< attention by lanewise rounded to 7 bits, the rest as tf32
 };
 inline constexpr std::pair<arithmetic, char const*> all_arithmetic[] = {{arithmetic::f32, "f32"},
                                                                         {arithmetic::f32_split, "f32_split"},

@@ -93,6 +93,12 @@ class profiled_ops final : public ops<float> {
     to_.measure("products", "of adapters and Muon", product_of({2, m, n, k}),
                 [&] { inner_.product(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); });
   }
+  void grouped_product(group_steps s, transpose ta, transpose tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                       float alpha, float const* a, std::int64_t lda, float const* b, std::int64_t ldb, float beta,
+                       float* c, std::int64_t ldc) const override {
+    to_.measure("products", "of adapters in wider rows", product_of({2, s.groups, m, n, k}),
+                [&] { inner_.grouped_product(s, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); });
+  }
   void mix(mix_shape s, transpose t, float alpha, float const* w, float const* x, std::int64_t x_stride, float beta,
            float* y, std::int64_t y_stride) const override {
     to_.measure("adapters", "mix", product_of({2, s.rows, s.in_groups, s.out_groups, s.channels}),

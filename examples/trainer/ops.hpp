@@ -54,6 +54,11 @@ struct mix_shape {
   constexpr std::int64_t partial_count() const { return pieces() * pairs(); }
 };
 
+/// Groups of numbers in a row, and how far apart they lie in the operands of a product.
+struct group_steps {
+  std::int64_t groups, a, b, c;
+};
+
 /// Bytes of scratch that rounded products take.
 struct rounded_needs {
   std::size_t forward, backward;
@@ -156,6 +161,13 @@ class ops {
   virtual void product(transpose ta, transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, T alpha, T const* a,
                        std::int64_t lda, T const* b, std::int64_t ldb, T beta, T* c, std::int64_t ldc) const = 0;
 
+  /// product of every group: a lies s.a apart from one to the next, b s.b and c s.c; where s.c is 0 the products are
+  /// added up in c, one after the other. What is one product where the groups lie dense takes another shape in wider
+  /// rows.
+  virtual void grouped_product(group_steps s, transpose ta, transpose tb, std::int64_t m, std::int64_t n,
+                               std::int64_t k, T alpha, T const* a, std::int64_t lda, T const* b, std::int64_t ldb,
+                               T beta, T* c, std::int64_t ldc) const = 0;
+
   /// y[row, l, i] = alpha sum_m w[l, m] x[row, m, i] + beta y[row, l, i], with w [out_groups, in_groups]. Transposed, x
   /// has the out_groups and y the in_groups. Rows lie *_stride apart; with beta 0 y is not read.
   virtual void mix(mix_shape s, transpose t, T alpha, T const* w, T const* x, std::int64_t x_stride, T beta, T* y,
@@ -229,6 +241,9 @@ class cpu_ops : public ops<T> {
                      T* loss) const override;
   void product(transpose ta, transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, T alpha, T const* a,
                std::int64_t lda, T const* b, std::int64_t ldb, T beta, T* c, std::int64_t ldc) const override;
+  void grouped_product(group_steps s, transpose ta, transpose tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                       T alpha, T const* a, std::int64_t lda, T const* b, std::int64_t ldb, T beta, T* c,
+                       std::int64_t ldc) const override;
   void mix(mix_shape s, transpose t, T alpha, T const* w, T const* x, std::int64_t x_stride, T beta, T* y,
            std::int64_t y_stride) const override;
   void mix_weight_backward(mix_shape s, T alpha, T const* d_y, std::int64_t d_y_stride, T const* x,

@@ -24,6 +24,15 @@ void cpu_ops<T>::product(transpose ta, transpose tb, std::int64_t m, std::int64_
 }
 
 template <class T>
+void cpu_ops<T>::grouped_product(group_steps s, transpose ta, transpose tb, std::int64_t m, std::int64_t n,
+                                 std::int64_t k, T alpha, T const* a, std::int64_t lda, T const* b, std::int64_t ldb,
+                                 T beta, T* c, std::int64_t ldc) const {
+  for (std::int64_t g = 0; g < s.groups; ++g)
+    cpu_ops::product(ta, tb, m, n, k, alpha, a + g * s.a, lda, b + g * s.b, ldb, s.c == 0 && g > 0 ? T(1) : beta,
+                     c + g * s.c, ldc);
+}
+
+template <class T>
 void cpu_ops<T>::mix(mix_shape s, transpose t, T alpha, T const* w, T const* x, std::int64_t x_stride, T beta, T* y,
                      std::int64_t y_stride) const {
   bool const back = t == transpose::yes;
@@ -127,6 +136,9 @@ void cpu_ops<T>::rounded_linear_backward(std::int64_t rows, std::int64_t in, std
 template void cpu_ops<float>::product(transpose, transpose, std::int64_t, std::int64_t, std::int64_t, float,
                                       float const*, std::int64_t, float const*, std::int64_t, float, float*,
                                       std::int64_t) const;
+template void cpu_ops<float>::grouped_product(group_steps, transpose, transpose, std::int64_t, std::int64_t,
+                                              std::int64_t, float, float const*, std::int64_t, float const*,
+                                              std::int64_t, float, float*, std::int64_t) const;
 template void cpu_ops<float>::mix(mix_shape, transpose, float, float const*, float const*, std::int64_t, float, float*,
                                   std::int64_t) const;
 template void cpu_ops<float>::mix_weight_backward(mix_shape, float, float const*, std::int64_t, float const*,
@@ -142,6 +154,9 @@ template void cpu_ops<float>::widen(std::int64_t, lanewise::bf16 const*, float*)
 template void cpu_ops<double>::product(transpose, transpose, std::int64_t, std::int64_t, std::int64_t, double,
                                        double const*, std::int64_t, double const*, std::int64_t, double, double*,
                                        std::int64_t) const;
+template void cpu_ops<double>::grouped_product(group_steps, transpose, transpose, std::int64_t, std::int64_t,
+                                               std::int64_t, double, double const*, std::int64_t, double const*,
+                                               std::int64_t, double, double*, std::int64_t) const;
 template void cpu_ops<double>::mix(mix_shape, transpose, double, double const*, double const*, std::int64_t, double,
                                    double*, std::int64_t) const;
 template void cpu_ops<double>::mix_weight_backward(mix_shape, double, double const*, std::int64_t, double const*,

@@ -121,9 +121,8 @@ struct run_fields {
     f(field{"Machine", "device", "cpu, or cuda: the current NVIDIA GPU (lanewise-train-cuda)", zero_is_value},
       sets.device...);
     f(field{"Machine", "precision",
-            "f32, or with --device cuda f32_split: flash attention reads two f16 limbs, 22 bits; tf32, bf16: products "
-            "and "
-            "attention read 10 or 7 bits of mantissa",
+            "f32, or with --device cuda f32_split: flash attention reads two f16 limbs, 22 bits; tf32: products and "
+            "attention read 10 bits of mantissa; bf16: flash attention reads 7, the rest 10",
             zero_is_value},
       sets.precision...);
     f(field{"Machine", "threads", "the result does not depend on it. Default: the processors at hand", zero_unset,

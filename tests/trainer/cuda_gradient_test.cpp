@@ -269,12 +269,12 @@ TEST_CASE_FIXTURE(fixture, "coarser arithmetic has its own error: no better, or 
   };
   std::vector<double> const right = gradients(f64.get(), attention_kind::exact);
   for (bar const b :
-       {bar{arithmetic::f32_split, 0, 1e-5}, bar{arithmetic::tf32, 1e-5, 5e-3}, bar{arithmetic::bf16, 1e-3, 5e-2}}) {
+       {bar{arithmetic::f32_split, 0, 1e-5}, bar{arithmetic::tf32, 1e-5, 5e-3}, bar{arithmetic::bf16, 1e-4, 5e-2}}) {
     std::unique_ptr<device> const on = make_cuda_device(b.how);
     for (attention_kind const kind : {attention_kind::flash, attention_kind::exact}) {
       std::vector<double> const first = gradients(place_of(*on), kind);
       double const error = relative_error(first, right);
-      MESSAGE(name_of(b.how), kind == attention_kind::flash ? ", flash: " : ", exact: ", error);
+      MESSAGE(std::string(name_of(b.how)), kind == attention_kind::flash ? ", flash: " : ", exact: ", error);
       CHECK(error > b.least);
       CHECK(error < b.most);
       CHECK(gradients(place_of(*on), kind) == first);

@@ -43,6 +43,21 @@ TEST_CASE_FIXTURE(test::ops_fixture, "product under every transposition, inside 
       });
 }
 
+TEST_CASE_FIXTURE(test::ops_fixture, "grouped_product: apart in wider rows, and added up") {
+  constexpr std::int64_t groups = 3, m = rows, n = 40, k = 24, a_row = groups * k + 5, c_row = groups * n + 3;
+  compare([&](auto& b) {
+    auto *const a = b.put(numbers(m * a_row, 1)), *const w = b.put(numbers(n * k, 2)),
+                *const c = b.put(numbers(m * c_row, 3)), *const sum = b.put(numbers(n * k, 4)),
+                *const back = b.put(numbers(m * a_row, 5));
+    b.op.grouped_product({groups, k, 0, n}, transpose::no, transpose::yes, m, n, k, 0.5f, a, a_row, w, k, 2, c, c_row);
+    b.op.grouped_product({groups, n, k, 0}, transpose::yes, transpose::no, n, k, m, 0.1f, c, c_row, a, a_row, 1, sum,
+                         k);
+    b.op.grouped_product({groups, n, 0, k}, transpose::no, transpose::no, m, k, n, 0.5f, c, c_row, w, k, 1, back,
+                         a_row);
+    b.keep(c, m * c_row), b.keep(sum, n * k), b.keep(back, m * a_row);
+  });
+}
+
 TEST_CASE_FIXTURE(test::ops_fixture, "rms_norm and its backward") {
   for (std::int64_t n : {7, 128, 1000})
     compare([&](auto& b) {

@@ -85,8 +85,10 @@ TEST_CASE("adapters, mirrors and Muon: the GPU drifts from the CPU as the CPU's 
             ", first update ", gpu.steps[0].weights, " beside ", rounding.steps[0].weights, ", losses ",
             gpu.largest_loss_difference(), " beside ", rounding.largest_loss_difference());
     // Both differ from the CPU's flash by rounding alone, in other places. Training magnifies it as it goes, the same
-    // way for both, hence the order of magnitude for what thirty steps leave.
-    CHECK(gpu.steps[0].gradient <= 2 * rounding.steps[0].gradient + 1e-6);
+    // way for both, hence the order of magnitude for what thirty steps leave. Where activations are rounded to bf16, a
+    // last bit decides now and then which one it is.
+    bool const rounds = options[options.size() - 3] == "bf16";
+    CHECK(gpu.steps[0].gradient <= 2 * rounding.steps[0].gradient + (rounds ? 1e-5 : 1e-6));
     CHECK(gpu.steps[0].weights <= 2 * rounding.steps[0].weights + 1e-4);
     CHECK(gpu.largest_loss_difference() <= 10 * rounding.largest_loss_difference() + 2e-6);
     CHECK(gpu.steps[0].gradient > 0);

@@ -16,7 +16,8 @@ expect 4 "error: no-samples: --context 5000 needs 5001 bytes of training text" "
 expect 3 "error: no-data: --data: there is no nowhere" "${quick[@]}" --data nowhere
 
 # Options: what is documented as unset is unset, and the log says who decided.
-expect 0 "options source=user: --preset 'tiny' --seed 7 --sample-bytes 0" "$train" lm --preset tiny --steps 0 --sample-bytes 0 --seed 7 --out log
+expect 0 "options source=user: --preset 'tiny' --seed 7 " "$train" lm --preset tiny --steps 0 --sample-bytes 0 --seed 7 --out log
+grep -q '^options source=user: .* --sample-bytes 0$' output || fail "--sample-bytes 0 is not said to be the user's"
 grep -q '^options source=auto: .*--steps 40 ' output || fail "--steps 0 is not unset"
 expect 2 "error: bad-option: --steps" "${quick[@]}" --steps 3
 expect 2 "error: bad-option: The following argument was not expected: --nonsense" "$train" lm --nonsense

@@ -89,6 +89,9 @@ class cuda_ops final : public ops<float> {
   void product(transpose ta, transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, float const* a,
                std::int64_t lda, float const* b, std::int64_t ldb, float beta, float* c,
                std::int64_t ldc) const override;
+  void grouped_product(group_steps s, transpose ta, transpose tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                       float alpha, float const* a, std::int64_t lda, float const* b, std::int64_t ldb, float beta,
+                       float* c, std::int64_t ldc) const override;
   void mix(mix_shape s, transpose t, float alpha, float const* w, float const* x, std::int64_t x_stride, float beta,
            float* y, std::int64_t y_stride) const override;
   void mix_weight_backward(mix_shape s, float alpha, float const* d_y, std::int64_t d_y_stride, float const* x,

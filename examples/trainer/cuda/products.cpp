@@ -8,8 +8,8 @@ namespace {
 
 cublasComputeType_t compute_type(arithmetic how) {
   switch (how) {
-    case arithmetic::tf32: return CUBLAS_COMPUTE_32F_FAST_TF32;
-    case arithmetic::bf16: return CUBLAS_COMPUTE_32F_FAST_16BF;
+    case arithmetic::tf32:
+    case arithmetic::bf16: return CUBLAS_COMPUTE_32F_FAST_TF32;
     case arithmetic::f32:
     case arithmetic::f32_split: break;
   }
@@ -52,6 +52,15 @@ void cuda_ops::product(transpose ta, transpose tb, std::int64_t m, std::int64_t 
   require(cublasGemmEx_64(queue_->blas, operation(tb), operation(ta), n, m, k, &alpha, b, CUDA_R_32F, ldb, a,
                           CUDA_R_32F, lda, &beta, c, CUDA_R_32F, ldc, compute_type(how_), CUBLAS_GEMM_DEFAULT),
           "cuBLAS");
+}
+
+void cuda_ops::grouped_product(group_steps s, transpose ta, transpose tb, std::int64_t m, std::int64_t n,
+                               std::int64_t k, float alpha, float const* a, std::int64_t lda, float const* b,
+                               std::int64_t ldb, float beta, float* c, std::int64_t ldc) const {
+  if (s.c != 0)
+    return batched_product({ta, tb, m, n, k, s.groups}, alpha, {a, lda, s.a}, {b, ldb, s.b}, beta, {c, ldc, s.c});
+  for (std::int64_t g = 0; g < s.groups; ++g)
+    product(ta, tb, m, n, k, alpha, a + g * s.a, lda, b + g * s.b, ldb, g > 0 ? 1.f : beta, c, ldc);
 }
 
 /// y = residual, where there is one for the product to be added to.
