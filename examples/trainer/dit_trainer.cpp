@@ -130,30 +130,24 @@ dit_trainer::dit_trainer(dit_settings const& s, recordings const& data, device& 
 void dit_trainer::draw_base() {
   ops<float> const& op = on_->op();
   dit_layout const plain(settings_.model());
-  std::vector<parameter> const& drawn = plain.full().all();
   auto next_full = layout_.full().all().begin(), next_half = layout_.half().all().begin();
+  constexpr std::int64_t grain = 1 << 16;
   lanewise::thread_pool pool(int(settings_.threads));
-  std::size_t const at_once = std::size_t(settings_.threads);
-  std::vector<std::vector<float>> values(at_once);
-  for (std::size_t first = 0; first < drawn.size(); first += at_once) {
-    std::size_t const count = std::min(at_once, drawn.size() - first);
-    workers(pool).each(std::int64_t(count), [&](std::int64_t i) {
-      std::size_t const index = first + std::size_t(i);
-      std::vector<float>& to = values[std::size_t(i)];
-      to.resize(std::size_t(drawn[index].count));
-      draw_weight(drawn[index], index, settings_.model(), std::uint64_t(settings_.seed), to.data());
+  std::vector<float> values;
+  std::vector<lanewise::bf16> half;
+  std::uint64_t index = 0;
+  for (parameter const& p : plain.full().all()) {
+    bool const is_half = next_full == layout_.full().all().end() || next_full->name != p.name;
+    values.resize(std::size_t(p.count));
+    half.resize(is_half ? values.size() : 0);
+    workers(pool).pieces(p.count, grain, [&](std::int64_t begin, std::int64_t end, std::int64_t) {
+      draw_weight(p, index, settings_.model(), std::uint64_t(settings_.seed), begin, end, values.data());
+      for (std::int64_t i = begin; is_half && i < end; ++i)
+        half[std::size_t(i)] = lanewise::from_float<lanewise::bf16>(values[std::size_t(i)]);
     });
-    for (std::size_t i = 0; i < count; ++i) {
-      if (next_full != layout_.full().all().end() && next_full->name == drawn[first + i].name) {
-        op.upload(next_full->count, values[i].data(), memory_.at<float>(ids_.frozen) + next_full->offset);
-        ++next_full;
-        continue;
-      }
-      std::vector<lanewise::bf16> half(values[i].size());
-      std::ranges::transform(values[i], half.begin(), lanewise::from_float<lanewise::bf16>);
-      op.upload(next_half->count, half.data(), memory_.at<lanewise::bf16>(ids_.half) + next_half->offset);
-      ++next_half;
-    }
+    ++index;
+    if (is_half) op.upload(p.count, half.data(), memory_.at<lanewise::bf16>(ids_.half) + next_half++->offset);
+    else op.upload(p.count, values.data(), memory_.at<float>(ids_.frozen) + next_full++->offset);
   }
 }
 

@@ -340,8 +340,9 @@ TEST_CASE("golden fits: what moves every run's length shows here, and is looked 
   auto const lm = [&](std::size_t gibibytes) {
     return shape_of(fit_lm(adapted_qwen3(28, 1024, 3072, 16, 4096, "exact"), *on, gibibytes << 30, 4096).settings);
   };
-  CHECK(lm(8) == "?");
-  CHECK(lm(16) == "?");
+  CHECK(lm(5) == "2724 28 1 1");
+  CHECK(lm(8) == "4096 28 1 1");
+  CHECK(lm(16) == "4096 4 1 1");
   recordings const data = captioned(640);
   auto const dit = [&](std::size_t gibibytes) {
     dit_settings const s = dit_settings_of({"--preset", "2b", "--adapter", "lokr", "--dim", "512", "--factor", "6",
@@ -349,6 +350,6 @@ TEST_CASE("golden fits: what moves every run's length shows here, and is looked 
                                            6000);
     return shape_of(fit_dit(s, data, *on, gibibytes << 30, 6000, s.layers).settings);
   };
-  CHECK(dit(8) == "?");
-  CHECK(dit(16) == "?");
+  CHECK(dit(8) == "24 3000-6000 16 1 1");
+  CHECK(dit(16) == "24 3000-6000 4 1 1");
 }

@@ -4,6 +4,7 @@ source "$(dirname "$0")/common.sh"
 seq 1 4000 >text
 
 expect 0 "  backward, causal 64x64, 2/1 heads of 32 " "$train" profile lm --preset tiny --data text --repeat 3 --report profile.json
+grep -q '^a step without measuring its ops ' output || fail "no step is timed whole"
 grep -q '"plan_bytes": [1-9]' profile.json || fail "no plan in the report"
 grep -q '"op": "AdamW"' profile.json || fail "no ops in the report"
 expect 0 "  backward, window 128 " "$train" profile dit --preset tiny --repeat 1
