@@ -109,8 +109,11 @@ void adapter::leg_forward(ops<T> const& op, leg const& l, std::int64_t rows, T s
   if (l.mixes)
     return op.mix({rows, l.in_groups, l.out_groups, l.in_channels}, transpose::no, scale, w, x, l.in(), beta, y,
                   y_stride);
-  op.product(transpose::no, transpose::yes, rows * l.in_groups, l.out_channels, l.in_channels, scale, x, l.in_channels,
-             w, l.in_channels, beta, y, l.out_groups == 1 ? y_stride : l.out_channels);
+  if (l.is_even(y_stride))
+    return op.product(transpose::no, transpose::yes, rows * l.in_groups, l.out_channels, l.in_channels, scale, x,
+                      l.in_channels, w, l.in_channels, beta, y, l.step(y_stride));
+  op.grouped_product({l.in_groups, l.in_channels, 0, l.out_channels}, transpose::no, transpose::yes, rows,
+                     l.out_channels, l.in_channels, scale, x, l.in(), w, l.in_channels, beta, y, y_stride);
 }
 
 /// gradients += scale d leg / d weight; d_x = scale leg^T(d_y) + beta d_x, unless null.
@@ -127,12 +130,20 @@ void adapter::leg_backward(ops<T> const& op, step_memory& memory, leg const& l, 
     if (d_x) op.mix(s, transpose::yes, scale, w, d_y, d_y_stride, beta, d_x, l.in());
     return;
   }
-  std::int64_t const stride = l.out_groups == 1 ? d_y_stride : l.out_channels;
-  op.product(transpose::yes, transpose::no, l.out_channels, l.in_channels, rows * l.in_groups, scale, d_y, stride, x,
-             l.in_channels, T(1), d_w, l.in_channels);
+  if (l.is_even(d_y_stride)) {
+    std::int64_t const step = l.step(d_y_stride);
+    op.product(transpose::yes, transpose::no, l.out_channels, l.in_channels, rows * l.in_groups, scale, d_y, step, x,
+               l.in_channels, T(1), d_w, l.in_channels);
+    if (d_x)
+      op.product(transpose::no, transpose::no, rows * l.in_groups, l.in_channels, l.out_channels, scale, d_y, step, w,
+                 l.in_channels, beta, d_x, l.in_channels);
+    return;
+  }
+  op.grouped_product({l.in_groups, l.out_channels, l.in_channels, 0}, transpose::yes, transpose::no, l.out_channels,
+                     l.in_channels, rows, scale, d_y, d_y_stride, x, l.in(), T(1), d_w, l.in_channels);
   if (d_x)
-    op.product(transpose::no, transpose::no, rows * l.in_groups, l.in_channels, l.out_channels, scale, d_y, stride, w,
-               l.in_channels, beta, d_x, l.in_channels);
+    op.grouped_product({l.in_groups, l.out_channels, 0, l.in_channels}, transpose::no, transpose::no, rows,
+                       l.in_channels, l.out_channels, scale, d_y, d_y_stride, w, l.in_channels, beta, d_x, l.in());
 }
 
 template <class T>
@@ -148,11 +159,7 @@ void adapter::forward(ops<T> const& op, step_memory& memory, std::int64_t rows, 
     if (i > 0) between[std::size_t(i - 1)] = {};
   }
   leg const& l = legs_[std::size_t(last)];
-  T const* const from = between[std::size_t(last - 1)];
-  if (l.takes_stride(y_stride)) return leg_forward(op, l, rows, T(scale_), from, trained, T(1), y, y_stride);
-  buffer<T> const dense = memory.take<T>(rows * l.out(), "adapter");
-  leg_forward(op, l, rows, T(scale_), from, trained, T(0), dense.get(), l.out());
-  op.add_columns(rows, l.out(), T(1), dense, l.out(), T(1), y, y_stride);
+  leg_forward(op, l, rows, T(scale_), between[std::size_t(last - 1)].get(), trained, T(1), y, y_stride);
 }
 
 template <class T>
@@ -166,12 +173,6 @@ void adapter::backward(ops<T> const& op, step_memory& memory, std::int64_t rows,
                 inputs[std::size_t(i)].get(), l.out());
   }
   buffer<T> upstream;
-  if (leg const& l = legs_[std::size_t(count_ - 1)]; !l.takes_stride(d_y_stride)) {
-    upstream = memory.take<T>(rows * l.out(), "d_adapter");
-    op.add_columns(rows, l.out(), T(1), d_y, d_y_stride, T(0), upstream, l.out());
-    d_y = upstream;
-    d_y_stride = l.out();
-  }
   for (int i = count_ - 1; i > 0; --i) {
     leg const& l = legs_[std::size_t(i)];
     buffer<T> below = memory.take<T>(rows * l.in(), "d_adapter");

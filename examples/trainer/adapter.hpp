@@ -91,8 +91,9 @@ class adapter {
     std::int64_t in_groups, in_channels, out_groups, out_channels;
     std::int64_t in() const { return in_groups * in_channels; }
     std::int64_t out() const { return out_groups * out_channels; }
-    /// Rows of that distance can be read and written by one product.
-    bool takes_stride(std::int64_t stride) const { return mixes || out_groups == 1 || stride == out(); }
+    /// A product's rows, where all groups of all tokens lie evenly apart in what it writes; else they are grouped.
+    bool is_even(std::int64_t stride) const { return out_groups == 1 || stride == out(); }
+    std::int64_t step(std::int64_t stride) const { return out_groups == 1 ? stride : out_channels; }
   };
   struct tensor {
     std::int64_t offset, rows, columns;

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <lanewise/config.hpp>
 #include <lanewise/tensor.hpp>
 #include <lanewise/variants/key_padding.hpp>
 #include <lanewise/variants/window.hpp>
@@ -64,6 +65,13 @@ struct real_keys {
 using site_variant = lanewise::combine<lanewise::window, real_keys>;
 constexpr site_variant variant_of(attention_mask m, std::int32_t const* key_lengths) {
   return {lanewise::window{m.left, m.right}, real_keys{key_lengths}};
+}
+
+/// How flash attention computes on a GPU. With bf16 operands its gradients come in f32 all the same.
+constexpr lanewise::config site_config(int head_dim, lanewise::precision p) {
+  return {.head_dim = head_dim,
+          .precision = p,
+          .gradient = p == lanewise::precision::bf16 ? lanewise::gradient_type::f32 : lanewise::gradient_type::storage};
 }
 
 struct attention_site {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dit_ops.hpp"
@@ -53,10 +54,17 @@ std::unique_ptr<device> make_cpu_device(int threads);
 enum class arithmetic {
   f32,        ///< as they are
   f32_split,  ///< attention by lanewise as two f16 limbs, 22 bits: f32-class on the tensor cores; the rest as they are
-  tf32        ///< rounded to 10 bits of mantissa: several times faster
+  tf32,       ///< rounded to 10 bits of mantissa: several times faster
+  bf16        ///< attention by lanewise rounded to 7 bits, the rest as tf32
 };
+inline constexpr std::pair<arithmetic, char const*> all_arithmetic[] = {{arithmetic::f32, "f32"},
+                                                                        {arithmetic::f32_split, "f32_split"},
+                                                                        {arithmetic::tf32, "tf32"},
+                                                                        {arithmetic::bf16, "bf16"}};
 constexpr char const* name_of(arithmetic a) {
-  return a == arithmetic::tf32 ? "tf32" : a == arithmetic::f32_split ? "f32_split" : "f32";
+  for (auto const& [value, name] : all_arithmetic)
+    if (value == a) return name;
+  return "unknown";
 }
 
 /// The current NVIDIA GPU. Throws no-device where there is none, or where the program was built without CUDA.

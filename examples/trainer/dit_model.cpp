@@ -70,17 +70,19 @@ dit_layout::dit_layout(dit_shape const& s, adaptation const& how) : weight_layou
 }
 
 template <class T>
-void draw_weight(parameter const& p, std::uint64_t index, dit_shape const& shape, std::uint64_t seed, T* to) {
+void draw_weight(parameter const& p, std::uint64_t index, dit_shape const& shape, std::uint64_t seed,
+                 std::int64_t begin, std::int64_t end, T* to) {
   random_numbers draw(seed, stream::weights, index);
+  draw.skip(2 * std::uint64_t(begin));
   double const deviation = p.name.ends_with("table") ? 1 / std::sqrt(double(shape.hidden)) : 0.02;
   T const constant = p.name.ends_with("bias") ? T(0) : T(1);
-  for (std::int64_t i = 0; i < p.count; ++i) to[i] = p.is_matrix ? T(draw.normal() * deviation) : constant;
+  for (std::int64_t i = begin; i < end; ++i) to[i] = p.is_matrix ? T(draw.normal() * deviation) : constant;
 }
 
 template <class T>
 void initialise(dit_layout const& layout, dit_shape const& shape, std::uint64_t seed, T* weights) {
   std::uint64_t index = 0;
-  for (parameter const& p : layout.full().all()) draw_weight(p, index++, shape, seed, weights + p.offset);
+  for (parameter const& p : layout.full().all()) draw_weight(p, index++, shape, seed, 0, p.count, weights + p.offset);
 }
 
 template <class T>
@@ -353,8 +355,10 @@ void dit_model<T>::train(ops<T> const& op, dit_ops<T> const& dit, step_memory& m
   time_backward(s, layout_->time_gap, in.time_gap, kept.time_gap, d_gap);
 }
 
-template void draw_weight(parameter const&, std::uint64_t, dit_shape const&, std::uint64_t, float*);
-template void draw_weight(parameter const&, std::uint64_t, dit_shape const&, std::uint64_t, double*);
+template void draw_weight(parameter const&, std::uint64_t, dit_shape const&, std::uint64_t, std::int64_t, std::int64_t,
+                          float*);
+template void draw_weight(parameter const&, std::uint64_t, dit_shape const&, std::uint64_t, std::int64_t, std::int64_t,
+                          double*);
 template void initialise(dit_layout const&, dit_shape const&, std::uint64_t, float*);
 template void initialise(dit_layout const&, dit_shape const&, std::uint64_t, double*);
 template class dit_model<float>;

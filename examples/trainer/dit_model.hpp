@@ -168,10 +168,11 @@ class dit_model {
   std::vector<dit_tape<T>> tapes_;
 };
 
-/// Draws one tensor of an unmirrored layout, its index-th: matrices from N(0, 0.02^2), tables from N(0, 1 / hidden);
-/// gains are 1, biases 0. The same seed gives the same bits.
+/// Draws the numbers begin ... end-1 of a tensor of an unmirrored layout, its index-th: matrices from N(0, 0.02^2),
+/// tables from N(0, 1 / hidden); gains are 1, biases 0. The same seed gives the same bits, however a tensor is cut.
 template <class T>
-void draw_weight(parameter const& p, std::uint64_t index, dit_shape const& shape, std::uint64_t seed, T* to);
+void draw_weight(parameter const& p, std::uint64_t index, dit_shape const& shape, std::uint64_t seed,
+                 std::int64_t begin, std::int64_t end, T* to);
 /// All of layout.full(), of an unmirrored layout.
 template <class T>
 void initialise(dit_layout const& layout, dit_shape const& shape, std::uint64_t seed, T* weights);

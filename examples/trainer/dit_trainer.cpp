@@ -4,8 +4,9 @@
 
 #include "adapter_files.hpp"
 #include "attention_probe.hpp"
+#include "dit_fit.hpp"
 #include "error.hpp"
-#include "levers.hpp"
+#include "plan_budget.hpp"
 #include "workers.hpp"
 
 namespace trainer {
@@ -19,19 +20,6 @@ std::int64_t longest_caption(dit_settings const& s, recordings const& data) {
   for (recording const& r : data.all) longest = std::max(longest, r.caption.size());
   return std::int64_t(longest);
 }
-
-constexpr lever<dit_settings> levers[] = {
-    flash_for_exact,
-    smaller_batch,
-    more_segments,
-    [](dit_settings& s) {
-      if (s.crop_max < 2 * s.patch) return false;
-      s.crop_max = s.crop_max / 2 / s.patch * s.patch;
-      s.crop_min = std::min(s.crop_min, s.crop_max);
-      return true;
-    },
-    fewer_layers,
-};
 
 /// The site that the probe tries; the others differ by their masks and keys.
 attention_site site_of(dit_settings const& s) {
@@ -97,28 +85,19 @@ dit_trainer::persistent_ids dit_trainer::record(dit_settings const& s, dit_layou
   return ids;
 }
 
-std::size_t dit_trainer::estimate(dit_settings const& s, recordings const& data, device const& on) {
+lanewise::arena_plan dit_trainer::plan_for(dit_settings const& s, recordings const& data, device const& on) {
   step_memory memory;
   dit_layout const layout(s.model(), s.adapted());
   training_state state(s, layout.trained());
   record(s, layout, longest_caption(s, data), state, on, memory);
-  return memory.peak();
+  return memory.planned();
 }
 
 dit_trainer::dit_trainer(dit_settings const& s, recordings const& data, device& on, memory_budget budget)
     : settings_(s), data_(&data), on_(&on), caption_length_(longest_caption(s, data)), layout_(s.model(), s.adapted()),
       state_(s, layout_.trained()), model_(s.model(), attention_of(s), layout_, s.ckpt), linear_(data) {
   ids_ = record(s, layout_, caption_length_, state_, on, memory_);
-  bind_plan(memory_, on, budget, [&](std::size_t available) {
-    return cheapest_changes<dit_settings>(s, levers, available,
-                                          [&](dit_settings const& t) -> std::optional<std::size_t> {
-                                            try {
-                                              return estimate(t, data, on);
-                                            } catch (named_error const&) {
-                                              return std::nullopt;
-                                            }
-                                          });
-  });
+  bind_plan(memory_, on, budget, [&](std::size_t available) { return cheapest_levers(s, data, on, available); });
   ops<float> const& op = on.op();
   on.give_room(memory_.at<std::byte>(ids_.room));
   memory_.graph(probe_graph);
@@ -151,30 +130,24 @@ dit_trainer::dit_trainer(dit_settings const& s, recordings const& data, device& 
 void dit_trainer::draw_base() {
   ops<float> const& op = on_->op();
   dit_layout const plain(settings_.model());
-  std::vector<parameter> const& drawn = plain.full().all();
   auto next_full = layout_.full().all().begin(), next_half = layout_.half().all().begin();
+  constexpr std::int64_t grain = 1 << 16;
   lanewise::thread_pool pool(int(settings_.threads));
-  std::size_t const at_once = std::size_t(settings_.threads);
-  std::vector<std::vector<float>> values(at_once);
-  for (std::size_t first = 0; first < drawn.size(); first += at_once) {
-    std::size_t const count = std::min(at_once, drawn.size() - first);
-    workers(pool).each(std::int64_t(count), [&](std::int64_t i) {
-      std::size_t const index = first + std::size_t(i);
-      std::vector<float>& to = values[std::size_t(i)];
-      to.resize(std::size_t(drawn[index].count));
-      draw_weight(drawn[index], index, settings_.model(), std::uint64_t(settings_.seed), to.data());
+  std::vector<float> values;
+  std::vector<lanewise::bf16> half;
+  std::uint64_t index = 0;
+  for (parameter const& p : plain.full().all()) {
+    bool const is_half = next_full == layout_.full().all().end() || next_full->name != p.name;
+    values.resize(std::size_t(p.count));
+    half.resize(is_half ? values.size() : 0);
+    workers(pool).pieces(p.count, grain, [&](std::int64_t begin, std::int64_t end, std::int64_t) {
+      draw_weight(p, index, settings_.model(), std::uint64_t(settings_.seed), begin, end, values.data());
+      for (std::int64_t i = begin; is_half && i < end; ++i)
+        half[std::size_t(i)] = lanewise::from_float<lanewise::bf16>(values[std::size_t(i)]);
     });
-    for (std::size_t i = 0; i < count; ++i) {
-      if (next_full != layout_.full().all().end() && next_full->name == drawn[first + i].name) {
-        op.upload(next_full->count, values[i].data(), memory_.at<float>(ids_.frozen) + next_full->offset);
-        ++next_full;
-        continue;
-      }
-      std::vector<lanewise::bf16> half(values[i].size());
-      std::ranges::transform(values[i], half.begin(), lanewise::from_float<lanewise::bf16>);
-      op.upload(next_half->count, half.data(), memory_.at<lanewise::bf16>(ids_.half) + next_half->offset);
-      ++next_half;
-    }
+    ++index;
+    if (is_half) op.upload(p.count, half.data(), memory_.at<lanewise::bf16>(ids_.half) + next_half++->offset);
+    else op.upload(p.count, values.data(), memory_.at<float>(ids_.frozen) + next_full++->offset);
   }
 }
 

@@ -25,8 +25,11 @@ class dit_trainer final : public trainee {
   /// the settings that would fit. `data` and `on` outlive this.
   dit_trainer(dit_settings const& settings, recordings const& data, device& on, memory_budget budget);
 
-  /// Bytes that a run with these settings needs, without allocating them.
-  static std::size_t estimate(dit_settings const& settings, recordings const& data, device const& on);
+  /// The plan of a run with these settings, which the run allocates to the byte. Throws attn-unsupported.
+  static lanewise::arena_plan plan_for(dit_settings const& settings, recordings const& data, device const& on);
+  static std::size_t estimate(dit_settings const& settings, recordings const& data, device const& on) {
+    return plan_for(settings, data, on).peak();
+  }
 
   /// Draws what is trained, or reads it from --adapter-from; the optimiser's averages are 0.
   void start();
@@ -36,6 +39,7 @@ class dit_trainer final : public trainee {
   /// Of the mean over the step's latents.
   double compute_gradients(std::int64_t t) override;
   double glance() override { return validate(glance_draws).loss; }
+  double held_out() override { return validate().loss; }
   std::string glance_is() const override { return "with " + std::to_string(glance_draws) + " draws of noise"; }
   std::int64_t position_after(std::int64_t t) const override { return t * settings_.crops_per_step(); }
   std::int64_t tokens_per_step() const override { return settings_.crops_per_step() * settings_.tokens(); }

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "error.hpp"
 #include "plan_budget.hpp"
 #include "run_options.hpp"
 
@@ -48,6 +49,19 @@ inline bool halve(std::int64_t& value, std::int64_t smallest) {
   return true;
 }
 template <class Settings>
+bool mirrored_base(Settings& s) {
+  return s.adapter != "none" && s.mirror == "f32" && (s.mirror = "bf16-f32", true);
+}
+template <class Settings>
+bool smaller_rank(Settings& s) {
+  return s.adapter != "none" && s.adapter_from.empty() && halve(s.rank, 1);
+}
+/// The two projections that LoRA's authors adapt (Hu et al. 2021, 4.2).
+template <class Settings>
+bool fewer_sites(Settings& s) {
+  return s.adapter != "none" && s.adapter_from.empty() && s.sites != "q,v" && (s.sites = "q,v", true);
+}
+template <class Settings>
 bool fewer_layers(Settings& s) {
   return halve(s.layers, 1) && (s.ckpt = std::min(s.ckpt, s.layers), true);
 }
@@ -65,10 +79,18 @@ std::string difference(Settings const& from, Settings const& to) {
 }
 
 /// The three cheapest changes to settings whose plan is larger than `available`, each with the plan that it leads to;
-/// first those that are enough alone. bytes_of(settings): of their plan; nothing where there is no kernel for them.
-template <class Settings, class Bytes>
+/// first those that are enough alone. estimate(settings): bytes of their plan; throws where there is no kernel for
+/// them.
+template <class Settings, class Estimate>
 std::string cheapest_changes(Settings const& settings, std::span<lever<Settings> const> levers, std::size_t available,
-                             Bytes const& bytes_of) {
+                             Estimate const& estimate) {
+  auto const bytes_of = [&](Settings const& s) -> std::optional<std::size_t> {
+    try {
+      return estimate(s);
+    } catch (named_error const&) {
+      return std::nullopt;
+    }
+  };
   std::vector<std::string> enough, too_little;
   for (lever<Settings> const pull : levers) {
     Settings s = settings;

@@ -39,6 +39,7 @@ class lm_trainer final : public trainee {
   /// Of the mean over the step's tokens, in nats.
   double compute_gradients(std::int64_t t) override;
   double glance() override { return validate(validation_glance); }
+  double held_out() override { return validate(); }
   std::string glance_is() const override { return "on the first " + std::to_string(validation_glance) + " windows"; }
   std::int64_t position_after(std::int64_t t) const override { return t * settings_.windows_per_step(); }
   std::int64_t tokens_per_step() const override { return settings_.windows_per_step() * settings_.context; }
@@ -56,8 +57,7 @@ class lm_trainer final : public trainee {
   double bytes_per_token() const;
   /// Documents of both texts that the tokenizer refused, and which are left out.
   std::int64_t refused_documents() const { return refused_; }
-  /// Of the frozen base's numbers; 0 where nothing is frozen.
-  std::uint64_t base_digest() const { return base_digest_; }
+  std::uint64_t base_digest() const override { return base_digest_; }
 
   parameter_layout const& layout() const { return layout_; }
   std::int64_t windows_per_epoch() const { return order_.windows_per_epoch(); }

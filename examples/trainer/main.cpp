@@ -10,6 +10,7 @@
 #include "error.hpp"
 #include "fit_command.hpp"
 #include "lm_command.hpp"
+#include "make_data_command.hpp"
 #include "profile_command.hpp"
 #include "twin_command.hpp"
 
@@ -36,12 +37,20 @@ int main(int argc, char** argv) {
   trainer::add_profile_options(*profile->add_subcommand("dit", "of a run of dit, with its options"), profile_dit);
   CLI::App* const twin = app.add_subcommand("twin", "one run under two settings, and how far they drift apart");
   twin->require_subcommand(1);
-  trainer::twin_options twin_options;
-  trainer::add_twin_options(*twin->add_subcommand("lm", "of a run of lm, with its options"), twin_options);
-  CLI::App* const fit = app.add_subcommand("fit", "which batch, window and checkpoint segments a card has room for");
+  trainer::twin_options<trainer::lm_options> twin_lm;
+  trainer::add_twin_options(*twin->add_subcommand("lm", "of a run of lm, with its options"), twin_lm);
+  trainer::twin_options<trainer::dit_options> twin_dit;
+  trainer::add_twin_options(*twin->add_subcommand("dit", "of a run of dit, with its options"), twin_dit);
+  CLI::App* const fit = app.add_subcommand("fit", "which length, batch and checkpoint segments a card has room for");
   fit->require_subcommand(1);
-  trainer::fit_options fit_options;
-  trainer::add_fit_options(*fit->add_subcommand("lm", "for lm, with its options; what is set stays"), fit_options);
+  trainer::fit_options<trainer::lm_options> fit_lm;
+  trainer::add_fit_options(*fit->add_subcommand("lm", "for lm, with its options; what is set stays"), fit_lm);
+  trainer::fit_options<trainer::dit_options> fit_dit;
+  trainer::add_fit_options(*fit->add_subcommand("dit", "for dit, with its options; what is set stays"), fit_dit);
+  CLI::App* const make_data =
+      app.add_subcommand("make-data", "writes a folder of made-up songs with captions, which dit --data reads");
+  trainer::make_data_options make_data_options;
+  trainer::add_make_data_options(*make_data, make_data_options);
   try {
     app.parse(argc, argv);
   } catch (CLI::CallForHelp const& e) {
@@ -56,12 +65,15 @@ int main(int argc, char** argv) {
     trainer::forget_zeros(dit_options);
     trainer::forget_zeros(profile_lm.run);
     trainer::forget_zeros(profile_dit.run);
-    trainer::forget_zeros(twin_options.run);
-    trainer::forget_zeros(fit_options.run);
+    trainer::forget_zeros(twin_lm.run);
+    trainer::forget_zeros(twin_dit.run);
+    trainer::forget_zeros(fit_lm.run);
+    trainer::forget_zeros(fit_dit.run);
     if (*dit) return trainer::run_dit(dit_options);
     if (*profile) return profile->got_subcommand("dit") ? run_profile(profile_dit) : run_profile(profile_lm);
-    if (*twin) return trainer::twin_lm(twin_options);
-    if (*fit) return trainer::fit_lm_command(fit_options);
+    if (*twin) return twin->got_subcommand("dit") ? run_twin(twin_dit) : run_twin(twin_lm);
+    if (*fit) return fit->got_subcommand("dit") ? run_fit(fit_dit) : run_fit(fit_lm);
+    if (*make_data) return trainer::run_make_data(make_data_options);
     return trainer::run_lm(lm_options);
   } catch (trainer::named_error const& e) {
     std::fflush(stdout);

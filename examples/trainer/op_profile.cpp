@@ -31,6 +31,19 @@ class profiled_ops final : public ops<float> {
     to_.measure("products", "linear backward", product_of({(d_x ? 2 : 0) + (d_w ? 2 : 0), rows, in, out}),
                 [&] { inner_.linear_backward(rows, in, out, x, w, d_y, d_x, d_w); });
   }
+  rounded_needs needs_of_rounded(std::int64_t rows, std::int64_t in, std::int64_t out) const override {
+    return inner_.needs_of_rounded(rows, in, out);
+  }
+  void rounded_linear(std::int64_t rows, std::int64_t in, std::int64_t out, float const* x, lanewise::bf16 const* w,
+                      float const* residual, float* y, void* scratch) const override {
+    to_.measure("products", "linear in bf16", product_of({2, rows, in, out}),
+                [&] { inner_.rounded_linear(rows, in, out, x, w, residual, y, scratch); });
+  }
+  void rounded_linear_backward(std::int64_t rows, std::int64_t in, std::int64_t out, lanewise::bf16 const* w,
+                               float const* d_y, float* d_x, void* scratch) const override {
+    to_.measure("products", "linear in bf16 backward", product_of({d_x ? 2 : 0, rows, in, out}),
+                [&] { inner_.rounded_linear_backward(rows, in, out, w, d_y, d_x, scratch); });
+  }
   void rms_norm(std::int64_t rows, std::int64_t n, double epsilon, float const* x, float const* gain, float* y,
                 float* inverse) const override {
     to_.measure("norms", "rms norm", 0, [&] { inner_.rms_norm(rows, n, epsilon, x, gain, y, inverse); });
@@ -80,6 +93,12 @@ class profiled_ops final : public ops<float> {
     to_.measure("products", "of adapters and Muon", product_of({2, m, n, k}),
                 [&] { inner_.product(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); });
   }
+  void grouped_product(group_steps s, transpose ta, transpose tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                       float alpha, float const* a, std::int64_t lda, float const* b, std::int64_t ldb, float beta,
+                       float* c, std::int64_t ldc) const override {
+    to_.measure("products", "of adapters in wider rows", product_of({2, s.groups, m, n, k}),
+                [&] { inner_.grouped_product(s, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); });
+  }
   void mix(mix_shape s, transpose t, float alpha, float const* w, float const* x, std::int64_t x_stride, float beta,
            float* y, std::int64_t y_stride) const override {
     to_.measure("adapters", "mix", product_of({2, s.rows, s.in_groups, s.out_groups, s.channels}),
@@ -97,9 +116,6 @@ class profiled_ops final : public ops<float> {
   }
   void widen(std::int64_t count, lanewise::bf16 const* x, float* y) const override {
     to_.measure("mirrors", "widen", 0, [&] { inner_.widen(count, x, y); });
-  }
-  void round_to_bf16(std::int64_t count, float const* x, float* y) const override {
-    to_.measure("mirrors", "round to bf16", 0, [&] { inner_.round_to_bf16(count, x, y); });
   }
   void norm(std::int64_t segments, segment const* table, float const* x, double* squares,
             double* result) const override {

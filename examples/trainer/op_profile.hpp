@@ -41,6 +41,7 @@ class op_profile {
   /// Runs call() and notes it.
   template <class Call>
   void measure(char const* group, std::string const& name, double flop, Call const& call) {
+    if (!is_on_) return call();
     op_time& row = rows_.at(row_of(group, name));
     ++row.calls;
     row.flop += flop;
@@ -49,6 +50,8 @@ class op_profile {
     watch_->mark();
   }
 
+  /// Off: calls pass by without a mark.
+  void turn(bool on) { is_on_ = on; }
   /// What was measured since the last clear(). Waits for the work.
   profile_report read();
   void clear();
@@ -56,6 +59,7 @@ class op_profile {
  private:
   std::size_t row_of(char const* group, std::string const& name);
 
+  bool is_on_ = true;
   std::unique_ptr<stopwatch> watch_;
   std::vector<op_time> rows_;
   std::map<std::pair<std::string, std::string>, std::size_t> index_;

@@ -45,11 +45,23 @@ struct head_shape {
 
 /// What mix reads and writes: a row of x holds in_groups groups of `channels` numbers, a row of y out_groups of them.
 struct mix_shape {
+  /// Rows of a partial sum of mix_weight_backward: 3000 rows give every multiprocessor of an H200 two or three.
+  static constexpr std::int64_t grain = 8;
   std::int64_t rows, in_groups, out_groups, channels;
-  /// Elements of the partial sums of mix_weight_backward.
-  constexpr std::int64_t partial_count() const {
-    return workers::piece_count(rows, row_grain) * in_groups * out_groups;
-  }
+  constexpr std::int64_t pairs() const { return in_groups * out_groups; }
+  constexpr std::int64_t pieces() const { return workers::piece_count(rows, grain); }
+  /// Elements of those partial sums.
+  constexpr std::int64_t partial_count() const { return pieces() * pairs(); }
+};
+
+/// Groups of numbers in a row, and how far apart they lie in the operands of a product.
+struct group_steps {
+  std::int64_t groups, a, b, c;
+};
+
+/// Bytes of scratch that rounded products take.
+struct rounded_needs {
+  std::size_t forward, backward;
 };
 
 /// Elements begin ... end-1 of a flat array of parameters, of one tensor; what one piece of the optimiser's work is.
@@ -97,6 +109,14 @@ class ops {
   virtual void linear_backward(std::int64_t rows, std::int64_t in, std::int64_t out, T const* x, T const* w,
                                T const* d_y, T* d_x, T* d_w) const = 0;
 
+  /// The same two with a matrix that is stored in bf16 and what it meets rounded to bf16, sums in f32: what tensor
+  /// cores compute. scratch: needs_of_rounded(rows, in, out).
+  virtual rounded_needs needs_of_rounded(std::int64_t rows, std::int64_t in, std::int64_t out) const = 0;
+  virtual void rounded_linear(std::int64_t rows, std::int64_t in, std::int64_t out, T const* x, lanewise::bf16 const* w,
+                              T const* residual, T* y, void* scratch) const = 0;
+  virtual void rounded_linear_backward(std::int64_t rows, std::int64_t in, std::int64_t out, lanewise::bf16 const* w,
+                                       T const* d_y, T* d_x, void* scratch) const = 0;
+
   /// y[rows, n] from x[rows, n]; inverse[rows] receives 1 / sqrt(mean(x^2) + epsilon) for the backward.
   virtual void rms_norm(std::int64_t rows, std::int64_t n, double epsilon, T const* x, T const* gain, T* y,
                         T* inverse) const = 0;
@@ -141,6 +161,13 @@ class ops {
   virtual void product(transpose ta, transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, T alpha, T const* a,
                        std::int64_t lda, T const* b, std::int64_t ldb, T beta, T* c, std::int64_t ldc) const = 0;
 
+  /// product of every group: a lies s.a apart from one to the next, b s.b and c s.c; where s.c is 0 the products are
+  /// added up in c, one after the other. What is one product where the groups lie dense takes another shape in wider
+  /// rows.
+  virtual void grouped_product(group_steps s, transpose ta, transpose tb, std::int64_t m, std::int64_t n,
+                               std::int64_t k, T alpha, T const* a, std::int64_t lda, T const* b, std::int64_t ldb,
+                               T beta, T* c, std::int64_t ldc) const = 0;
+
   /// y[row, l, i] = alpha sum_m w[l, m] x[row, m, i] + beta y[row, l, i], with w [out_groups, in_groups]. Transposed, x
   /// has the out_groups and y the in_groups. Rows lie *_stride apart; with beta 0 y is not read.
   virtual void mix(mix_shape s, transpose t, T alpha, T const* w, T const* x, std::int64_t x_stride, T beta, T* y,
@@ -156,9 +183,6 @@ class ops {
 
   /// y[count] = x.
   virtual void widen(std::int64_t count, lanewise::bf16 const* x, T* y) const = 0;
-
-  /// y[count] = x rounded to the nearest bf16, ties to even.
-  virtual void round_to_bf16(std::int64_t count, T const* x, T* y) const = 0;
 
   /// *result = the root of the sum of x^2 over the segments, summed in double. squares: one double a segment.
   virtual void norm(std::int64_t segments, segment const* table, T const* x, double* squares, double* result) const = 0;
@@ -194,6 +218,11 @@ class cpu_ops : public ops<T> {
               T* y) const override;
   void linear_backward(std::int64_t rows, std::int64_t in, std::int64_t out, T const* x, T const* w, T const* d_y,
                        T* d_x, T* d_w) const override;
+  rounded_needs needs_of_rounded(std::int64_t rows, std::int64_t in, std::int64_t out) const override;
+  void rounded_linear(std::int64_t rows, std::int64_t in, std::int64_t out, T const* x, lanewise::bf16 const* w,
+                      T const* residual, T* y, void* scratch) const override;
+  void rounded_linear_backward(std::int64_t rows, std::int64_t in, std::int64_t out, lanewise::bf16 const* w,
+                               T const* d_y, T* d_x, void* scratch) const override;
   void rms_norm(std::int64_t rows, std::int64_t n, double epsilon, T const* x, T const* gain, T* y,
                 T* inverse) const override;
   void rms_norm_backward(std::int64_t rows, std::int64_t n, T const* x, T const* gain, T const* inverse, T const* d_y,
@@ -212,6 +241,9 @@ class cpu_ops : public ops<T> {
                      T* loss) const override;
   void product(transpose ta, transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, T alpha, T const* a,
                std::int64_t lda, T const* b, std::int64_t ldb, T beta, T* c, std::int64_t ldc) const override;
+  void grouped_product(group_steps s, transpose ta, transpose tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                       T alpha, T const* a, std::int64_t lda, T const* b, std::int64_t ldb, T beta, T* c,
+                       std::int64_t ldc) const override;
   void mix(mix_shape s, transpose t, T alpha, T const* w, T const* x, std::int64_t x_stride, T beta, T* y,
            std::int64_t y_stride) const override;
   void mix_weight_backward(mix_shape s, T alpha, T const* d_y, std::int64_t d_y_stride, T const* x,
@@ -219,7 +251,6 @@ class cpu_ops : public ops<T> {
   void add_columns(std::int64_t rows, std::int64_t n, T alpha, T const* x, std::int64_t x_stride, T beta, T* y,
                    std::int64_t y_stride) const override;
   void widen(std::int64_t count, lanewise::bf16 const* x, T* y) const override;
-  void round_to_bf16(std::int64_t count, T const* x, T* y) const override;
   void norm(std::int64_t segments, segment const* table, T const* x, double* squares, double* result) const override;
   void adamw_update(std::int64_t segments, segment const* table, adamw_rates const& r, double const* norm,
                     T const* gradients, T* weights, T* m, T* v) const override;
@@ -231,6 +262,7 @@ class cpu_ops : public ops<T> {
                                  void* scratch) const override;
 
  private:
+  void round_to_bf16(std::int64_t count, T const* x, T* y) const;
   void copy_in(std::size_t bytes, void const* host, void* x) const override;
   void copy_out(std::size_t bytes, void const* x, void* host) const override;
   workers on_;

@@ -24,6 +24,15 @@ void cpu_ops<T>::product(transpose ta, transpose tb, std::int64_t m, std::int64_
 }
 
 template <class T>
+void cpu_ops<T>::grouped_product(group_steps s, transpose ta, transpose tb, std::int64_t m, std::int64_t n,
+                                 std::int64_t k, T alpha, T const* a, std::int64_t lda, T const* b, std::int64_t ldb,
+                                 T beta, T* c, std::int64_t ldc) const {
+  for (std::int64_t g = 0; g < s.groups; ++g)
+    cpu_ops::product(ta, tb, m, n, k, alpha, a + g * s.a, lda, b + g * s.b, ldb, s.c == 0 && g > 0 ? T(1) : beta,
+                     c + g * s.c, ldc);
+}
+
+template <class T>
 void cpu_ops<T>::mix(mix_shape s, transpose t, T alpha, T const* w, T const* x, std::int64_t x_stride, T beta, T* y,
                      std::int64_t y_stride) const {
   bool const back = t == transpose::yes;
@@ -45,8 +54,8 @@ void cpu_ops<T>::mix(mix_shape s, transpose t, T alpha, T const* w, T const* x, 
 template <class T>
 void cpu_ops<T>::mix_weight_backward(mix_shape s, T alpha, T const* d_y, std::int64_t d_y_stride, T const* x,
                                      std::int64_t x_stride, T* d_w, T* partial) const {
-  std::int64_t const count = s.out_groups * s.in_groups;
-  on_.pieces(s.rows, row_grain, [=](std::int64_t begin, std::int64_t end, std::int64_t piece) {
+  std::int64_t const count = s.pairs();
+  on_.pieces(s.rows, mix_shape::grain, [=](std::int64_t begin, std::int64_t end, std::int64_t piece) {
     T* const sums = partial + piece * count;
     std::fill(sums, sums + count, T(0));
     for (std::int64_t r = begin; r < end; ++r)
@@ -64,7 +73,7 @@ void cpu_ops<T>::mix_weight_backward(mix_shape s, T alpha, T const* d_y, std::in
   on_.each(1, [=](std::int64_t) {
     for (std::int64_t i = 0; i < count; ++i) {
       T sum = 0;
-      for (std::int64_t p = 0; p < workers::piece_count(s.rows, row_grain); ++p) sum += partial[p * count + i];
+      for (std::int64_t p = 0; p < s.pieces(); ++p) sum += partial[p * count + i];
       d_w[i] += alpha * sum;
     }
   });
@@ -90,6 +99,7 @@ void cpu_ops<T>::widen(std::int64_t count, lanewise::bf16 const* x, T* y) const 
   });
 }
 
+/// y[count] = x rounded to the nearest bf16, ties to even.
 template <class T>
 void cpu_ops<T>::round_to_bf16(std::int64_t count, T const* x, T* y) const {
   constexpr std::int64_t grain = 1 << 14;
@@ -99,27 +109,65 @@ void cpu_ops<T>::round_to_bf16(std::int64_t count, T const* x, T* y) const {
   });
 }
 
+/// The matrix in T, then what it meets.
+template <class T>
+rounded_needs cpu_ops<T>::needs_of_rounded(std::int64_t rows, std::int64_t in, std::int64_t out) const {
+  return {std::size_t(in * out + rows * in) * sizeof(T), std::size_t(in * out + rows * out) * sizeof(T)};
+}
+
+template <class T>
+void cpu_ops<T>::rounded_linear(std::int64_t rows, std::int64_t in, std::int64_t out, T const* x,
+                                lanewise::bf16 const* w, T const* residual, T* y, void* scratch) const {
+  T *const wide = static_cast<T*>(scratch), *const rounded = wide + in * out;
+  widen(in * out, w, wide);
+  round_to_bf16(rows * in, x, rounded);
+  linear(rows, in, out, rounded, wide, residual, y);
+}
+
+template <class T>
+void cpu_ops<T>::rounded_linear_backward(std::int64_t rows, std::int64_t in, std::int64_t out, lanewise::bf16 const* w,
+                                         T const* d_y, T* d_x, void* scratch) const {
+  T *const wide = static_cast<T*>(scratch), *const rounded = wide + in * out;
+  widen(in * out, w, wide);
+  round_to_bf16(rows * out, d_y, rounded);
+  linear_backward(rows, in, out, nullptr, wide, rounded, d_x, nullptr);
+}
+
 template void cpu_ops<float>::product(transpose, transpose, std::int64_t, std::int64_t, std::int64_t, float,
                                       float const*, std::int64_t, float const*, std::int64_t, float, float*,
                                       std::int64_t) const;
+template void cpu_ops<float>::grouped_product(group_steps, transpose, transpose, std::int64_t, std::int64_t,
+                                              std::int64_t, float, float const*, std::int64_t, float const*,
+                                              std::int64_t, float, float*, std::int64_t) const;
 template void cpu_ops<float>::mix(mix_shape, transpose, float, float const*, float const*, std::int64_t, float, float*,
                                   std::int64_t) const;
 template void cpu_ops<float>::mix_weight_backward(mix_shape, float, float const*, std::int64_t, float const*,
                                                   std::int64_t, float*, float*) const;
 template void cpu_ops<float>::add_columns(std::int64_t, std::int64_t, float, float const*, std::int64_t, float, float*,
                                           std::int64_t) const;
+template rounded_needs cpu_ops<float>::needs_of_rounded(std::int64_t, std::int64_t, std::int64_t) const;
+template void cpu_ops<float>::rounded_linear(std::int64_t, std::int64_t, std::int64_t, float const*,
+                                             lanewise::bf16 const*, float const*, float*, void*) const;
+template void cpu_ops<float>::rounded_linear_backward(std::int64_t, std::int64_t, std::int64_t, lanewise::bf16 const*,
+                                                      float const*, float*, void*) const;
 template void cpu_ops<float>::widen(std::int64_t, lanewise::bf16 const*, float*) const;
-template void cpu_ops<float>::round_to_bf16(std::int64_t, float const*, float*) const;
 template void cpu_ops<double>::product(transpose, transpose, std::int64_t, std::int64_t, std::int64_t, double,
                                        double const*, std::int64_t, double const*, std::int64_t, double, double*,
                                        std::int64_t) const;
+template void cpu_ops<double>::grouped_product(group_steps, transpose, transpose, std::int64_t, std::int64_t,
+                                               std::int64_t, double, double const*, std::int64_t, double const*,
+                                               std::int64_t, double, double*, std::int64_t) const;
 template void cpu_ops<double>::mix(mix_shape, transpose, double, double const*, double const*, std::int64_t, double,
                                    double*, std::int64_t) const;
 template void cpu_ops<double>::mix_weight_backward(mix_shape, double, double const*, std::int64_t, double const*,
                                                    std::int64_t, double*, double*) const;
 template void cpu_ops<double>::add_columns(std::int64_t, std::int64_t, double, double const*, std::int64_t, double,
                                            double*, std::int64_t) const;
+template rounded_needs cpu_ops<double>::needs_of_rounded(std::int64_t, std::int64_t, std::int64_t) const;
+template void cpu_ops<double>::rounded_linear(std::int64_t, std::int64_t, std::int64_t, double const*,
+                                              lanewise::bf16 const*, double const*, double*, void*) const;
+template void cpu_ops<double>::rounded_linear_backward(std::int64_t, std::int64_t, std::int64_t, lanewise::bf16 const*,
+                                                       double const*, double*, void*) const;
 template void cpu_ops<double>::widen(std::int64_t, lanewise::bf16 const*, double*) const;
-template void cpu_ops<double>::round_to_bf16(std::int64_t, double const*, double*) const;
 
 }  // namespace trainer

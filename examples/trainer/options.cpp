@@ -46,23 +46,39 @@ void take_base(lm_settings& s, lm_options const& o) {
 
 adaptation lm_settings::adapted() const { return adaptation_of(*this); }
 
+namespace {
+
+struct sizes {
+  char const* name;
+  std::int64_t layers, hidden, heads, kv_heads, head_dim, ffn, context, batch, steps;
+  double learning_rate;
+};
+
+/// small: 0.8 million weights, half a minute on two Zen 4 cores; tiny: 0.1 million, a second. The others are the shapes
+/// of published models, over bytes.
+constexpr sizes all_sizes[] = {
+    {"small", 4, 128, 4, 2, 32, 384, 256, 4, 500, 3e-3},
+    {"tiny", 2, 64, 2, 1, 32, 128, 64, 4, 40, 3e-3},
+    {"0.6b", 28, 1024, 16, 8, 128, 3072, 2113, 1, 1000, 1e-4},
+    {"1.7b", 28, 2048, 16, 8, 128, 6144, 2113, 1, 1000, 1e-4},
+    {"4b", 36, 2560, 32, 8, 128, 9728, 2113, 1, 1000, 1e-4},
+    {"8b", 36, 4096, 32, 8, 128, 12288, 1850, 1, 1000, 1e-4},
+};
+
+}  // namespace
+
 lm_options preset_named(std::string const& name) {
+  auto const found = std::ranges::find_if(all_sizes, [&](sizes const& s) { return name == s.name; });
+  require(found != std::end(all_sizes), "--preset: " + name + " is none of small, tiny, 0.6b, 1.7b, 4b, 8b");
   lm_options p;
   set_defaults(p);
   p.validation_share = 0.05;
   p.weight_decay = adamw_settings{}.weight_decay;
-  p.learning_rate = 3e-3;
   p.sample_bytes = 240;
-  p.head_dim = 32;
-  if (name == "small") {  // 0.8 million weights; half a minute on two Zen 4 cores
-    p.layers = 4, p.hidden = 128, p.heads = 4, p.kv_heads = 2, p.ffn = 384;
-    p.context = 256, p.batch = 4, p.steps = 500;
-  } else if (name == "tiny") {  // 0.1 million weights; a second
-    p.layers = 2, p.hidden = 64, p.heads = 2, p.kv_heads = 1, p.ffn = 128;
-    p.context = 64, p.batch = 4, p.steps = 40;
-  } else {
-    throw bad_option("--preset: " + name + " is neither small nor tiny");
-  }
+  p.layers = found->layers, p.hidden = found->hidden, p.ffn = found->ffn;
+  p.heads = found->heads, p.kv_heads = found->kv_heads, p.head_dim = found->head_dim;
+  p.context = found->context, p.batch = found->batch, p.steps = found->steps;
+  p.learning_rate = found->learning_rate;
   return p;
 }
 

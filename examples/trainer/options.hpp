@@ -23,7 +23,7 @@ struct lm_fields : run_fields<Wrap> {
             "leave out documents longer than so many bytes; nothing is ever cut. Default: none are left out"},
       sets.max_len...);
     f(field{"Text", "validation", "share of the documents kept for validation"}, sets.validation_share...);
-    f(field{"Model", "preset", "sizes to start from: small or tiny", zero_is_value}, sets.preset...);
+    f(field{"Model", "preset", "sizes to start from: small, tiny, 0.6b, 1.7b, 4b or 8b", zero_is_value}, sets.preset...);
     run_fields<Wrap>::size_table(f, sets...);
     f(field{"Model", "ablate", "none, or attention: its output is zero, to see what it is worth", zero_is_value},
       sets.ablate...);
@@ -66,7 +66,7 @@ struct lm_settings : lm_fields<plain>, run_places {
   std::int64_t windows_per_step() const { return batch * accumulate; }
 };
 
-/// The options that a preset sets, "small" or "tiny". Throws bad-option.
+/// The options that a preset sets. Throws bad-option.
 lm_options preset_named(std::string const& name);
 
 /// Adds the options to a CLI11 command, which fills `options` when it parses; call forget_zeros afterwards.

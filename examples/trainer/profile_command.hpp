@@ -14,7 +14,7 @@ namespace trainer {
 template <class Options>
 struct profile_options {
   Options run;
-  std::int64_t repeat = 10;  ///< steps that are measured, after two that are not
+  std::int64_t repeat = 10;  ///< steps that are timed whole, after two that are not, then steps whose ops are
   std::string report;        ///< JSON file; empty: none
 };
 

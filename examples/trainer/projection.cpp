@@ -7,31 +7,32 @@ void projection::adapt(adapter_settings const& settings, std::int64_t first_row,
   if (settings.kind != adapter_kind::none) adapters_.push_back({first_row, adapter(settings, in_, out, module, list)});
 }
 
-/// The matrix in T for one product; nothing where it is stored so.
+namespace {
+
+buffer<std::byte> room(step_memory& memory, std::size_t bytes) {
+  return memory.take<std::byte>(std::int64_t(bytes), "rounded");
+}
+
+}  // namespace
+
+/// The matrix in T for one product; nothing where it is read as it is stored.
 template <class T>
 buffer<T> projection::widened(ops<T> const& op, step_memory& memory, base_matrix<T> w) const {
-  if (mirror_ == mirror::f32) return {};
+  if (mirror_ != mirror::bf16_f32) return {};
   buffer<T> full = memory.take<T>(in_ * out_, "widened");
   op.widen(in_ * out_, w.half, full);
   return full;
 }
 
-/// x rounded to bf16 where the arithmetic is bf16's.
-template <class T>
-buffer<T> projection::rounded(ops<T> const& op, step_memory& memory, std::int64_t count, T const* x) const {
-  if (mirror_ != mirror::bf16) return {};
-  buffer<T> r = memory.take<T>(count, "rounded");
-  op.round_to_bf16(count, x, r);
-  return r;
-}
-
 template <class T>
 void projection::forward(ops<T> const& op, step_memory& memory, std::int64_t rows, T const* x, base_matrix<T> w,
                          T const* trained, T const* residual, T* y) const {
-  {
-    buffer<T> const full = widened(op, memory, w), x16 = rounded(op, memory, rows * in_, x);
-    op.linear(rows, in_, out_, mirror_ == mirror::bf16 ? x16.get() : x, mirror_ == mirror::f32 ? w.full : full.get(),
-              residual, y);
+  if (mirror_ == mirror::bf16) {
+    buffer<std::byte> const scratch = room(memory, op.needs_of_rounded(rows, in_, out_).forward);
+    op.rounded_linear(rows, in_, out_, x, w.half, residual, y, scratch);
+  } else {
+    buffer<T> const full = widened(op, memory, w);
+    op.linear(rows, in_, out_, x, mirror_ == mirror::f32 ? w.full : full.get(), residual, y);
   }
   for (adapted_rows const& a : adapters_) a.change.forward(op, memory, rows, x, trained, y + a.first_row, out_);
 }
@@ -39,10 +40,12 @@ void projection::forward(ops<T> const& op, step_memory& memory, std::int64_t row
 template <class T>
 void projection::backward(ops<T> const& op, step_memory& memory, std::int64_t rows, T const* x, base_matrix<T> w,
                           T const* trained, T const* d_y, T* d_x, T* d_base, T* gradients) const {
-  {
-    buffer<T> const full = widened(op, memory, w), d_y16 = rounded(op, memory, rows * out_, d_y);
-    op.linear_backward(rows, in_, out_, x, mirror_ == mirror::f32 ? w.full : full.get(),
-                       mirror_ == mirror::bf16 ? d_y16.get() : d_y, d_x, d_base);
+  if (mirror_ == mirror::bf16) {
+    buffer<std::byte> const scratch = room(memory, op.needs_of_rounded(rows, in_, out_).backward);
+    op.rounded_linear_backward(rows, in_, out_, w.half, d_y, d_x, scratch);
+  } else {
+    buffer<T> const full = widened(op, memory, w);
+    op.linear_backward(rows, in_, out_, x, mirror_ == mirror::f32 ? w.full : full.get(), d_y, d_x, d_base);
   }
   for (adapted_rows const& a : adapters_)
     a.change.backward(op, memory, rows, x, trained, d_y + a.first_row, out_, d_x, gradients);

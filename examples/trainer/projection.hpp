@@ -66,8 +66,6 @@ class projection {
  private:
   template <class T>
   buffer<T> widened(ops<T> const& op, step_memory& memory, base_matrix<T> w) const;
-  template <class T>
-  buffer<T> rounded(ops<T> const& op, step_memory& memory, std::int64_t count, T const* x) const;
 
   std::int64_t in_, out_;
   mirror mirror_;

@@ -16,7 +16,8 @@ enum class stream : std::uint64_t {
   sampling = 4,
   adapters = 5,
   validation = 6,
-  noise = 7
+  noise = 7,
+  album = 8
 };
 
 constexpr std::uint64_t mix(std::uint64_t x) {
@@ -38,6 +39,8 @@ class random_numbers {
   }
   /// In (0, 1).
   constexpr double uniform() { return (double(bits() >> 11) + 0.5) * 0x1p-53; }
+  /// As if so many bits() had been drawn; normal() draws two.
+  constexpr void skip(std::uint64_t draws) { next_ += draws; }
   /// N(0, 1), by Box and Muller.
   double normal() { return std::sqrt(-2 * std::log(uniform())) * std::cos(2 * std::numbers::pi * uniform()); }
 

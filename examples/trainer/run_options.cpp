@@ -31,9 +31,8 @@ void require_at_most(char const* name, std::int64_t value, std::int64_t limit) {
 
 std::unique_ptr<device> device_of(run_settings const& s) {
   if (s.device == "cpu") return make_cpu_device(int(s.threads));
-  for (arithmetic a : {arithmetic::tf32, arithmetic::f32_split})
-    if (s.precision == name_of(a)) return make_cuda_device(a);
-  return make_cuda_device(arithmetic::f32);
+  return make_cuda_device(
+      std::ranges::find(all_arithmetic, s.precision, [](auto const& a) { return a.second; })->first);
 }
 
 adamw_settings adamw_of(run_settings const& s) { return {.weight_decay = s.weight_decay, .clip = s.clip}; }
@@ -103,8 +102,8 @@ void check_run(run_settings const& s, std::int64_t sequence, std::string const& 
   require(s.optimizer == "adamw" || s.optimizer == "muon",
           "--optimizer: " + s.optimizer + " is neither adamw nor muon");
   require(s.device == "cpu" || s.device == "cuda", "--device: " + s.device + " is neither cpu nor cuda");
-  require(s.precision == "f32" || s.precision == "f32_split" || s.precision == "tf32",
-          "--precision: " + s.precision + " is none of f32, f32_split, tf32");
+  require(std::ranges::any_of(all_arithmetic, [&](auto const& a) { return s.precision == a.second; }),
+          "--precision: " + s.precision + " is none of f32, f32_split, tf32, bf16");
   require(s.precision == "f32" || s.device == "cuda", "--precision " + s.precision + " needs --device cuda");
 }
 

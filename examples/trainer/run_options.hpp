@@ -122,7 +122,7 @@ struct run_fields {
       sets.device...);
     f(field{"Machine", "precision",
             "f32, or with --device cuda f32_split: flash attention reads two f16 limbs, 22 bits; tf32: products and "
-            "attention read 10 bits of mantissa",
+            "attention read 10 bits of mantissa; bf16: flash attention reads 7, the rest 10",
             zero_is_value},
       sets.precision...);
     f(field{"Machine", "threads", "the result does not depend on it. Default: the processors at hand", zero_unset,

@@ -30,6 +30,11 @@ class trainee {
   /// Validation loss while the run goes on, and what it is measured on.
   virtual double glance() = 0;
   virtual std::string glance_is() const = 0;
+  /// Validation loss over all of the held-out data.
+  virtual double held_out() = 0;
+
+  /// Of the numbers of a frozen base that was read; 0 where there is none.
+  virtual std::uint64_t base_digest() const { return 0; }
 
   /// Windows or crops that steps 1 ... t have used; with the seed it is the whole state of the order.
   virtual std::int64_t position_after(std::int64_t t) const = 0;

@@ -55,13 +55,13 @@ drift twin_report::verdict() const {
   return std::abs(held_out[1] - held_out[0]) <= learned / 100 ? drift::close : drift::apart;
 }
 
-twin_report compare_twins(lm_trainer& first, lm_trainer& second, std::int64_t steps) {
-  std::array<lm_trainer*, 2> const runs{&first, &second};
+twin_report compare_twins(trainee& first, trainee& second, std::int64_t steps) {
+  std::array<trainee*, 2> const runs{&first, &second};
   std::array<vector, 2> start, gradient, weights;
   twin_report r;
   for (std::size_t i = 0; i < 2; ++i) {
     start[i] = weights[i] = runs[i]->get(state_array::weights);
-    r.held_out_before[i] = runs[i]->validate();
+    r.held_out_before[i] = runs[i]->held_out();
   }
   for (std::int64_t t = 1; t <= steps; ++t) {
     twin_step s{};
@@ -79,7 +79,7 @@ twin_report compare_twins(lm_trainer& first, lm_trainer& second, std::int64_t st
     if (!same && r.first_difference == 0) r.first_difference = t;
   }
   for (std::size_t i = 0; i < 2; ++i) {
-    r.held_out[i] = runs[i]->validate();
+    r.held_out[i] = runs[i]->held_out();
     for (std::size_t j = 0; j < weights[i].size(); ++j) weights[i][j] -= start[i][j];
     r.change[i] = ratio(norm(weights[i]), norm(start[i]));
   }

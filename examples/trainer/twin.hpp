@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "lm_trainer.hpp"
+#include "trainee.hpp"
 
 namespace trainer {
 
@@ -37,6 +37,6 @@ struct twin_report {
 };
 
 /// Takes steps 1 ... `steps` of both, which have been started and train the same tensors.
-twin_report compare_twins(lm_trainer& first, lm_trainer& second, std::int64_t steps);
+twin_report compare_twins(trainee& first, trainee& second, std::int64_t steps);
 
 }  // namespace trainer

@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "dit_command.hpp"
+#include "dit_trainer.hpp"
 #include "error.hpp"
 #include "lm_command.hpp"
 #include "lm_trainer.hpp"
@@ -18,11 +20,12 @@ namespace {
 constexpr std::size_t shown_steps = 10;
 
 /// One of the two runs, and what it stands on.
+template <class Settings, class Trainer, class Data>
 struct twin_run {
-  lm_settings settings;
+  Settings settings;
   std::unique_ptr<device> on;
-  lm_trainer trainer;
-  twin_run(lm_settings const& s, text_data const& data)
+  Trainer trainer;
+  twin_run(Settings const& s, Data const& data)
       : settings(s), on(device_of(s)), trainer(s, data, *on, budget_of(s, *on)) {
     trainer.start();
   }
@@ -32,10 +35,10 @@ struct twin_run {
   }
 };
 
-void require_twins(lm_trainer const& a, lm_trainer const& b) {
-  auto const names = [](lm_trainer const& r) {
+void require_twins(trainee const& a, trainee const& b) {
+  auto const names = [](trainee const& r) {
     std::vector<std::pair<std::string, std::vector<std::int64_t>>> all;
-    for (parameter const& p : r.layout().trained().all()) all.emplace_back(p.name, p.shape);
+    for (parameter const& p : r.state().trained().all()) all.emplace_back(p.name, p.shape);
     return all;
   };
   if (names(a) != names(b) || a.base_digest() != b.base_digest())
@@ -62,12 +65,12 @@ void print(twin_report const& r) {
   std::printf("drift: %s\n", name_of(r.verdict()));
 }
 
-std::string to_json(twin_report const& r, lm_settings const& first, lm_settings const& second) {
+std::string to_json(twin_report const& r, std::string const& first, std::string const& second) {
   nlohmann::ordered_json steps = nlohmann::ordered_json::array();
   for (twin_step const& s : r.steps)
     steps.push_back({{"loss", s.loss}, {"gradient", s.gradient}, {"weights", s.weights}});
-  return nlohmann::ordered_json{{"first", nlohmann::ordered_json::parse(to_json(first))},
-                                {"second", nlohmann::ordered_json::parse(to_json(second))},
+  return nlohmann::ordered_json{{"first", nlohmann::ordered_json::parse(first)},
+                                {"second", nlohmann::ordered_json::parse(second)},
                                 {"first_difference", r.first_difference},
                                 {"held_out_before", r.held_out_before},
                                 {"held_out", r.held_out},
@@ -79,25 +82,22 @@ std::string to_json(twin_report const& r, lm_settings const& first, lm_settings 
       .dump(2);
 }
 
-}  // namespace
-
-void add_twin_options(CLI::App& app, twin_options& o) {
-  add_lm_options(app, o.run);
+template <class Options>
+void add_comparing(CLI::App& app, twin_options<Options>& o) {
   app.add_option("--second", o.second, "options that the second run has instead, in one argument")
       ->capture_default_str()
       ->group("Twin");
   app.add_option("--report", o.report, "JSON file to write every step to. Default: none is written")->group("Twin");
 }
 
-lm_options second_of(twin_options const& o) {
-  std::istringstream words(o.second);
-  lm_options const changed = parse_lm({std::istream_iterator<std::string>(words), {}});
+/// The run's options with `changed` instead of what it set; shared: options that decide data, order or number of steps.
+template <class Options>
+Options with_changes(Options second, Options const& changed, std::initializer_list<char const*> shared) {
   if (!changed.data.empty()) throw bad_option("--second: both runs have the same --data");
-  lm_options second = o.run;
   for_each_field(
-      [](field const& f, auto& value, auto const& instead) {
+      [&](field const& f, auto& value, auto const& instead) {
         if (!instead) return;
-        for (char const* const same : {"documents", "max-len", "validation", "seed", "context", "steps"})
+        for (char const* const same : shared)
           if (f.name == std::string(same)) throw bad_option("--second: both runs have the same --" + std::string(same));
         value = instead;
       },
@@ -105,18 +105,59 @@ lm_options second_of(twin_options const& o) {
   return second;
 }
 
-int twin_lm(twin_options const& o) {
-  lm_settings const settings = resolve(o.run), other = resolve(second_of(o));
-  text_data const data = load_text_of(settings);
-  twin_run first(settings, data), second(other, data);
+std::vector<std::string> words_of(std::string const& text) {
+  std::istringstream words(text);
+  return {std::istream_iterator<std::string>(words), {}};
+}
+
+/// Trains both and says how far they are apart.
+template <class Trainer, class Options, class Settings, class Data>
+int compare(twin_options<Options> const& o, Settings const& settings, Settings const& other, Data const& data) {
+  twin_run<Settings, Trainer, Data> first(settings, data), second(other, data);
   require_twins(first.trainer, second.trainer);
   std::printf("%s", describe(settings).c_str());
   first.describe("first");
   second.describe("second");
   twin_report const r = compare_twins(first.trainer, second.trainer, settings.steps);
   print(r);
-  if (!o.report.empty()) write_report(o.report, settings.min_free_gb, to_json(r, settings, other) + "\n");
+  if (!o.report.empty())
+    write_report(o.report, settings.min_free_gb, to_json(r, to_json(settings), to_json(other)) + "\n");
   return 0;
+}
+
+}  // namespace
+
+void add_twin_options(CLI::App& app, twin_options<lm_options>& o) {
+  add_lm_options(app, o.run);
+  add_comparing(app, o);
+}
+void add_twin_options(CLI::App& app, twin_options<dit_options>& o) {
+  add_dit_options(app, o.run);
+  add_comparing(app, o);
+}
+
+lm_options second_of(twin_options<lm_options> const& o) {
+  return with_changes(o.run, parse_lm(words_of(o.second)),
+                      {"documents", "max-len", "validation", "seed", "context", "steps"});
+}
+dit_options second_of(twin_options<dit_options> const& o) {
+  return with_changes(o.run, parse_dit(words_of(o.second)),
+                      {"bands", "validation", "seed", "steps", "patch", "crop", "crop-min", "crop-max", "prompt",
+                       "caption-dropout", "time-mean", "time-deviation", "ablate"});
+}
+
+int run_twin(twin_options<lm_options> const& o) {
+  lm_settings const settings = resolve(o.run), other = resolve(second_of(o));
+  return compare<lm_trainer>(o, settings, other, load_text_of(settings));
+}
+
+/// Both have the crops of the first, whose bound may depend on its attention.
+int run_twin(twin_options<dit_options> const& o) {
+  dit_settings settings = resolve(o.run), other = resolve(second_of(o));
+  recordings const data = load_recordings_of(settings);
+  settings = with_data(settings, data);
+  other.crop_min = settings.crop_min, other.crop_max = settings.crop_max;
+  return compare<dit_trainer>(o, settings, with_data(other, data), data);
 }
 
 }  // namespace trainer

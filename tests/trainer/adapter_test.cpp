@@ -258,12 +258,12 @@ TEST_CASE("a new adapter changes nothing, bit for bit, and the loss moves it") {
 
 TEST_CASE("a site takes two or three contractions, and their number does not grow with the tokens") {
   for (sizes const& s : every_kind())
-    for (std::int64_t const rows : {1, 300}) {
-      site<float> f(s.settings, rows, s.in, s.out, 0, s.out, s.order);
+    for (auto const& [rows, stride] : {std::pair(1, s.out), std::pair(300, s.out), std::pair(300, s.out + 7)}) {
+      site<float> f(s.settings, rows, s.in, s.out, 0, stride, s.order);
       test::counting_ops<float> const counting(workers{f.pool});
-      std::vector<float> y(std::size_t(rows * s.out));
+      std::vector<float> y(std::size_t(rows * stride));
       f.memory.graph(0);
-      f.change.forward<float>(counting, f.memory, rows, f.x.data(), f.trained.data(), y.data(), s.out);
+      f.change.forward<float>(counting, f.memory, rows, f.x.data(), f.trained.data(), y.data(), stride);
       bool const is_lora = s.settings.kind == adapter_kind::lora;
       CHECK(counting.products + counting.mixes == f.change.legs());
       CHECK(counting.mixes == (is_lora ? 0 : 1));

@@ -1,9 +1,25 @@
-# Sourced by the scripts here: a scratch folder, and words for what must hold. $1 is lanewise-train.
+# Sourced by the scripts here: a scratch folder, and words for what must hold. $1 is lanewise-train; with "--device cuda"
+# after it, lanewise-train-cuda, and every run is on the GPU.
 set -euo pipefail
-train=$(realpath "$1")
+program=$(realpath "$1")
+train=$program
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
+device=${3:-cpu}
+if [ "$device" != cpu ]; then
+  [ "$2" = --device ] || { echo "usage: $0 lanewise-train-cuda --device cuda" >&2; exit 2; }
+  train=$work/on-$device
+  cat >"$train" <<END
+#!/usr/bin/env bash
+case \$1 in
+  lm | dit) exec "$program" "\$1" --device $device "\${@:2}" ;;
+  profile | twin | fit) exec "$program" "\${@:1:2}" --device $device "\${@:3}" ;;
+esac
+exec "$program" "\$@"
+END
+  chmod +x "$train"
+fi
 
 fail() {
   echo "FAIL: $1" >&2

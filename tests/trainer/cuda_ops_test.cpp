@@ -43,6 +43,21 @@ TEST_CASE_FIXTURE(test::ops_fixture, "product under every transposition, inside 
       });
 }
 
+TEST_CASE_FIXTURE(test::ops_fixture, "grouped_product: apart in wider rows, and added up") {
+  constexpr std::int64_t groups = 3, m = rows, n = 40, k = 24, a_row = groups * k + 5, c_row = groups * n + 3;
+  compare([&](auto& b) {
+    auto *const a = b.put(numbers(m * a_row, 1)), *const w = b.put(numbers(n * k, 2)),
+                *const c = b.put(numbers(m * c_row, 3)), *const sum = b.put(numbers(n * k, 4)),
+                *const back = b.put(numbers(m * a_row, 5));
+    b.op.grouped_product({groups, k, 0, n}, transpose::no, transpose::yes, m, n, k, 0.5f, a, a_row, w, k, 2, c, c_row);
+    b.op.grouped_product({groups, n, k, 0}, transpose::yes, transpose::no, n, k, m, 0.1f, c, c_row, a, a_row, 1, sum,
+                         k);
+    b.op.grouped_product({groups, n, 0, k}, transpose::no, transpose::no, m, k, n, 0.5f, c, c_row, w, k, 1, back,
+                         a_row);
+    b.keep(c, m * c_row), b.keep(sum, n * k), b.keep(back, m * a_row);
+  });
+}
+
 TEST_CASE_FIXTURE(test::ops_fixture, "rms_norm and its backward") {
   for (std::int64_t n : {7, 128, 1000})
     compare([&](auto& b) {
@@ -136,38 +151,65 @@ TEST_CASE_FIXTURE(test::ops_fixture, "the gradient's norm and AdamW; a norm that
 }
 
 TEST_CASE_FIXTURE(test::ops_fixture, "mix, its weight's gradient, and columns that are added") {
-  mix_shape const s{rows, 5, 4, 100};
-  std::int64_t const x_stride = 5 * 100 + 3, y_stride = 4 * 100 + 1;
-  for (transpose t : {transpose::no, transpose::yes})
+  for (mix_shape const s : {mix_shape{rows, 5, 4, 100}, mix_shape{rows, 3, 9, 300}, mix_shape{7, 8, 6, 40}}) {
+    std::int64_t const in = s.in_groups * s.channels, out = s.out_groups * s.channels, x_stride = in + 3,
+                       y_stride = out + 1;
+    for (transpose t : {transpose::no, transpose::yes})
+      compare([&](auto& b) {
+        bool const back = t == transpose::yes;
+        auto *const w = b.put(numbers(s.pairs(), 1)), *const wide = b.put(numbers(s.rows * x_stride, 2)),
+                    *const narrow = b.put(numbers(s.rows * y_stride, 3));
+        b.op.mix(s, t, 0.5f, w, back ? narrow : wide, back ? y_stride : x_stride, 2, back ? wide : narrow,
+                 back ? x_stride : y_stride);
+        auto* const fresh = b.room(s.rows * (back ? in : out));
+        b.op.mix(s, t, 0.5f, w, back ? narrow : wide, back ? y_stride : x_stride, 0, fresh, back ? in : out);
+        b.keep(wide, s.rows * x_stride), b.keep(narrow, s.rows * y_stride), b.keep(fresh, s.rows * (back ? in : out));
+      });
     compare([&](auto& b) {
-      bool const back = t == transpose::yes;
-      auto *const w = b.put(numbers(20, 1)), *const wide = b.put(numbers(rows * x_stride, 2)),
-                  *const narrow = b.put(numbers(rows * y_stride, 3));
-      b.op.mix(s, t, 0.5f, w, back ? narrow : wide, back ? y_stride : x_stride, 2, back ? wide : narrow,
-               back ? x_stride : y_stride);
-      auto* const fresh = b.room(rows * (back ? 500 : 400));
-      b.op.mix(s, t, 0.5f, w, back ? narrow : wide, back ? y_stride : x_stride, 0, fresh, back ? 500 : 400);
-      b.keep(wide, rows * x_stride), b.keep(narrow, rows * y_stride), b.keep(fresh, rows * (back ? 500 : 400));
+      auto *const d_w = b.put(numbers(s.pairs(), 4)), *const x = b.put(numbers(s.rows * x_stride, 2)),
+                  *const y = b.put(numbers(s.rows * y_stride, 3)), *const fresh = b.room(s.rows * 7);
+      b.op.mix_weight_backward(s, 0.5f, y, y_stride, x, x_stride, d_w, b.room(s.partial_count()));
+      b.op.add_columns(s.rows, 7, 3, x, x_stride, 0, fresh, 7);
+      b.op.add_columns(s.rows, 7, 3, x, x_stride, 0.5f, y, y_stride);
+      b.keep(d_w, s.pairs()), b.keep(fresh, s.rows * 7), b.keep(y, s.rows * y_stride);
     });
+  }
+}
+
+namespace {
+
+std::vector<lanewise::bf16> halves(std::int64_t count, unsigned seed) {
+  std::vector<lanewise::bf16> x;
+  for (double e : numbers(count, seed)) x.push_back(lanewise::from_float<lanewise::bf16>(float(e)));
+  return x;
+}
+
+}  // namespace
+
+TEST_CASE_FIXTURE(test::ops_fixture, "bf16 to f32 is exact") {
   compare([&](auto& b) {
-    auto *const d_w = b.put(numbers(20, 4)), *const x = b.put(numbers(rows * x_stride, 2)),
-                *const y = b.put(numbers(rows * y_stride, 3)), *const fresh = b.room(rows * 7);
-    b.op.mix_weight_backward(s, 0.5f, y, y_stride, x, x_stride, d_w, b.room(s.partial_count()));
-    b.op.add_columns(rows, 7, 3, x, x_stride, 0, fresh, 7);
-    b.op.add_columns(rows, 7, 3, x, x_stride, 0.5f, y, y_stride);
-    b.keep(d_w, 20), b.keep(fresh, rows * 7), b.keep(y, rows * y_stride);
+    auto* const wide = b.room(3000);
+    b.op.widen(3000, b.put_as(halves(3000, 1)), wide);
+    b.keep(wide, 3000);
   });
 }
 
-TEST_CASE_FIXTURE(test::ops_fixture, "bf16 to f32 and rounding to bf16 are exact") {
-  compare([&](auto& b) {
-    std::vector<lanewise::bf16> narrow;
-    for (double x : numbers(3000, 1)) narrow.push_back(lanewise::from_float<lanewise::bf16>(float(x)));
-    auto *const wide = b.room(3000), *const rounded = b.room(3000);
-    b.op.widen(3000, b.put_as(narrow), wide);
-    b.op.round_to_bf16(3000, b.put(numbers(3000, 2)), rounded);
-    b.keep(wide, 3000), b.keep(rounded, 3000);
-  });
+TEST_CASE_FIXTURE(test::ops_fixture, "rounded_linear: both operands in bf16, products exact, sums in f32") {
+  constexpr std::int64_t in = 264, out = 136;
+  compare(
+      [&](auto& b) {
+        auto* const w = b.put_as(halves(out * in, 1));
+        auto *const x = b.put(numbers(rows * in, 2)), *const d_y = b.put(numbers(rows * out, 3)),
+                    *const plain = b.room(rows * out), *const y = b.room(rows * out), *const d_x = b.room(rows * in);
+        rounded_needs const needs = b.op.needs_of_rounded(rows, in, out);
+        std::byte* const scratch = b.scratch(std::max(needs.forward, needs.backward));
+        b.op.rounded_linear(rows, in, out, x, w, nullptr, plain, scratch);
+        b.op.rounded_linear(rows, in, out, x, w, d_y, y, scratch);
+        b.op.rounded_linear_backward(rows, in, out, w, d_y, d_x, scratch);
+        b.op.rounded_linear_backward(rows, in, out, w, d_y, nullptr, scratch);
+        b.keep(plain, rows * out), b.keep(y, rows * out), b.keep(d_x, rows * in);
+      },
+      2e-6);  // tensor cores cut what they add, on each of some twenty additions; a bf16 rounding is 2e-3
 }
 
 namespace {

@@ -6,6 +6,7 @@
 
 #include "checkpoint.hpp"
 #include "counting_text.hpp"
+#include "dit_trainer.hpp"
 #include "error.hpp"
 #include "lm_trainer.hpp"
 #include "started_run.hpp"
@@ -84,8 +85,10 @@ TEST_CASE("adapters, mirrors and Muon: the GPU drifts from the CPU as the CPU's 
             ", first update ", gpu.steps[0].weights, " beside ", rounding.steps[0].weights, ", losses ",
             gpu.largest_loss_difference(), " beside ", rounding.largest_loss_difference());
     // Both differ from the CPU's flash by rounding alone, in other places. Training magnifies it as it goes, the same
-    // way for both, hence the order of magnitude for what thirty steps leave.
-    CHECK(gpu.steps[0].gradient <= 2 * rounding.steps[0].gradient + 1e-6);
+    // way for both, hence the order of magnitude for what thirty steps leave. Where activations are rounded to bf16, a
+    // last bit decides now and then which one it is.
+    bool const rounds = options[options.size() - 3] == "bf16";
+    CHECK(gpu.steps[0].gradient <= 2 * rounding.steps[0].gradient + (rounds ? 1e-5 : 1e-6));
     CHECK(gpu.steps[0].weights <= 2 * rounding.steps[0].weights + 1e-4);
     CHECK(gpu.largest_loss_difference() <= 10 * rounding.largest_loss_difference() + 2e-6);
     CHECK(gpu.steps[0].gradient > 0);
@@ -149,6 +152,49 @@ TEST_CASE("what a run takes of the GPU's memory is its plan, in whole pages, and
     CHECK(before - bound == (trainer.plan().peak() + page - 1) / page * page);
     CHECK(after == bound);
   }
+}
+
+namespace {
+
+/// One recording of noise whose caption has `length` bytes.
+recordings noise_captioned(std::size_t length) {
+  recordings data{.rate = 8000, .bands = 64};
+  data.all.push_back({"noise", std::string(length, 'x'), test::normal<float>(std::size_t(700 * data.bands), 1)});
+  data.train = {{0, 0, 500}}, data.validation = {{0, 501, 199}};
+  data.mean.assign(64, 0), data.deviation.assign(64, 1);
+  return data;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "a step of dit takes its plan of the GPU's memory, over LoKR's sizes, batches and captions, flash and exact") {
+  constexpr std::size_t page = std::size_t(2) << 20;
+  for (std::string const dim : {"64", "128", "256", "512"})
+    for (std::string const factor : {"4", "6", "8"})
+      for (std::string const batch : {"1", "2", "4"})
+        for (std::size_t const caption : {434, 1877}) {
+          CAPTURE(dim);
+          CAPTURE(factor);
+          CAPTURE(batch);
+          CAPTURE(caption);
+          // Exact attention over the longest captions alone: elsewhere it plans by the same code.
+          std::string const attn = caption == 1877 && factor == "6" ? "exact" : "flash";
+          recordings const data = noise_captioned(caption);
+          dit_settings s = resolve(
+              parse_dit({"--device",        "cuda", "--precision", "tf32", "--preset",   "2b",   "--layers", "1",
+                         "--hidden",        "1024", "--heads",     "8",    "--kv-heads", "4",    "--ffn",    "3072",
+                         "--caption-width", "64",   "--crop",      "400",  "--adapter",  "lokr", "--attn",   attn,
+                         "--dim",           dim,    "--factor",    factor, "--batch",    batch}));
+          decide_crops(s, 500);
+          std::unique_ptr<device> const on = device_of(s);
+          std::size_t const before = free_bytes();
+          dit_trainer trainer(s, data, *on, {std::size_t(1) << 35, 0});
+          std::size_t const bound = free_bytes(), plan = trainer.plan().peak();
+          trainer.start();
+          trainer.step(1);
+          CHECK(before - bound == (plan + page - 1) / page * page);
+        }
 }
 
 TEST_CASE("a plan beyond the budget, and one beyond the GPU, are refused with the numbers") {

@@ -16,7 +16,8 @@ expect 4 "error: no-samples: --context 5000 needs 5001 bytes of training text" "
 expect 3 "error: no-data: --data: there is no nowhere" "${quick[@]}" --data nowhere
 
 # Options: what is documented as unset is unset, and the log says who decided.
-expect 0 "options source=user: --preset 'tiny' --seed 7 --sample-bytes 0" "$train" lm --preset tiny --steps 0 --sample-bytes 0 --seed 7 --out log
+expect 0 "options source=user: --preset 'tiny' --seed 7 " "$train" lm --preset tiny --steps 0 --sample-bytes 0 --seed 7 --out log
+grep -q '^options source=user: .* --sample-bytes 0$' output || fail "--sample-bytes 0 is not said to be the user's"
 grep -q '^options source=auto: .*--steps 40 ' output || fail "--steps 0 is not unset"
 expect 2 "error: bad-option: --steps" "${quick[@]}" --steps 3
 expect 2 "error: bad-option: The following argument was not expected: --nonsense" "$train" lm --nonsense
@@ -26,18 +27,31 @@ expect 2 "error: bad-option: --threads: 4294967297 is more than 4096" "${quick[@
 expect 2 "error: bad-option: --layers: 100000000000 is more than 10000" "${quick[@]}" --layers 100000000000
 expect 2 "error: bad-option: a step of --batch 2147483648 and --context 1048576 has more than 2^50 numbers" "${quick[@]}" --batch 2147483648 --context 1048576
 
-# The device: a program without a GPU side, and a precision that only a GPU has.
-expect 14 "error: no-device: --device cuda: this lanewise-train was built without CUDA; use --device cpu" "${quick[@]}" --device cuda
-expect 2 "error: bad-option: --precision tf32 needs --device cuda" "${quick[@]}" --precision tf32
-expect 2 "error: bad-option: --device: gpu is neither cpu nor cuda" "${quick[@]}" --device gpu
+if [ "$device" = cpu ]; then
+  # A program without a GPU side, and a precision that only a GPU has.
+  expect 14 "error: no-device: --device cuda: this lanewise-train was built without CUDA; use --device cpu" "${quick[@]}" --device cuda
+  expect 2 "error: bad-option: --precision tf32 needs --device cuda" "${quick[@]}" --precision tf32
+  expect 2 "error: bad-option: --device: gpu is neither cpu nor cuda" "${quick[@]}" --device gpu
+else
+  expect 2 "error: bad-option: --precision: f64 is none of f32, f32_split, tf32, bf16" "${quick[@]}" --precision f64
+  expect 14 "error: no-device: --device cuda: no NVIDIA GPU can be used" env CUDA_VISIBLE_DEVICES= "${quick[@]}"
+fi
 
-# Memory: an estimate over the budget, and a refusal by the system, end cleanly with the numbers.
-expect 6 "error: out-of-memory: est 3." "${quick[@]}" --memory-mb 3
-grep -q 'est [0-9.]* MiB, free 3.0 MiB, reserve 0.0 MiB; these would fit: --batch 2 ' output || { cat output; fail "no numbers, or no way out"; }
-expect 0 "memory: plan 2." "${quick[@]}" --memory-mb 3 --batch 2
-refused() { (ulimit -v 2000000; exec "$@"); }
-expect 6 "error: out-of-memory: est " refused "${quick[@]}" --memory-mb 100000 --batch 6000
-grep -qE 'est [0-9.]+ MiB, free 100000.0 MiB, reserve 0.0 MiB: the system refused a buffer of [0-9]+ bytes' output || { cat output; fail "no numbers"; }
+# Memory: an estimate over the budget, and a refusal by the system, end cleanly with the numbers. On a GPU the plan has
+# the library's 32 MiB as well.
+mb=3
+[ "$device" = cpu ] || mb=35
+expect 6 "error: out-of-memory: est 3" "${quick[@]}" --memory-mb $mb
+grep -q "est [0-9.]* MiB, free $mb.0 MiB, reserve 0.0 MiB; these would fit: --batch 2 " output || { cat output; fail "no numbers, or no way out"; }
+expect 0 "memory: plan $((mb - 1))." "${quick[@]}" --memory-mb $mb --batch 2
+# The host's address space, or more than any GPU has.
+refused() { if [ "$device" = cpu ]; then ulimit -v 2000000; fi; exec "$@"; }
+windows=6000
+[ "$device" = cpu ] || windows=4000000
+who=system
+[ "$device" = cpu ] || who=GPU
+expect 6 "error: out-of-memory: est " eval '(refused "${quick[@]}" --memory-mb 10000000 --batch $windows)'
+grep -qE "est [0-9.]+ MiB, free 10000000.0 MiB, reserve 0.0 MiB: the $who refused a buffer of [0-9]+ bytes" output || { cat output; fail "no numbers"; }
 
 expect 7 "error: attn-unsupported: dispatch: 48 is not among the values that this program was compiled for: 32 64 128" "${quick[@]}" --head-dim 48
 expect 0 "attention: materialised softmax on BLAS" "${quick[@]}" --head-dim 48 --attn exact

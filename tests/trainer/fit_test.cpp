@@ -1,8 +1,9 @@
-// The search over plans: never over its budget, the longest that fits, what is set stays; its table of terms; what a
-// refusal names.
+// The search over plans of both commands: never over its budget, the longest that fits, what is set stays; its table of
+// terms; what a refusal names; plans against the least that any placement needs.
 #include <random>
 
 #include "counting_text.hpp"
+#include "dit_fit.hpp"
 #include "lm_fit.hpp"
 #include "memory_terms.hpp"
 #include "plan_budget.hpp"
@@ -174,4 +175,181 @@ TEST_CASE("a refusal names the cheapest changes, each with the plan that it lead
   std::size_t const both = lm_trainer::estimate(together, *on);
   CHECK(has(cheapest_levers(settings(), *on, both),
             "; together --batch 1 --accumulate 4 --ckpt 2 (" + mebibytes(both) + ") would fit"));
+}
+
+namespace {
+
+/// What counts of recordings for a plan: a caption of `length` bytes.
+recordings captioned(std::size_t length) {
+  recordings data;
+  data.all.push_back({"a", std::string(length, 'x'), {}});
+  return data;
+}
+
+/// Crops as long as --longest or the preset would have them.
+dit_settings dit_settings_of(std::vector<std::string> more, std::int64_t crop) {
+  more.insert(more.end(), {"--threads", "2"});
+  dit_settings s = resolve(parse_dit(more));
+  decide_crops(s, std::max(crop, s.crop_max));
+  return s;
+}
+
+std::string shape_of(dit_settings const& s) {
+  return std::to_string(s.layers) + " " + std::to_string(s.crop_min) + "-" + std::to_string(s.crop_max) + " " +
+         std::to_string(s.ckpt) + " " + std::to_string(s.batch) + " " + std::to_string(s.accumulate);
+}
+
+}  // namespace
+
+TEST_CASE("dit, random budgets: all layers first, then the longest crop, the fewest segments, the largest batch") {
+  recordings const data = captioned(20);
+  dit_settings const s = dit_settings_of({"--preset", "tiny", "--patch", "2"}, 64);
+  std::unique_ptr<device> const on = make_cpu_device(2);
+  struct tried {
+    dit_settings settings;
+    std::size_t bytes;
+  };
+  std::vector<tried> all;  // in the order of preference
+  for (std::int64_t const layers : {2, 1})
+    for (std::int64_t tokens = 32; tokens >= shortest_crop; --tokens)
+      for (std::int64_t const segments : {1, 2})
+        for (std::int64_t const batch : {4, 2, 1}) {
+          if (segments > layers) continue;
+          dit_settings c = s;
+          c.layers = layers, c.ckpt = segments, c.batch = batch, c.accumulate = 4 / batch;
+          c.crop_max = 2 * tokens, c.crop_min = tokens;
+          all.push_back({c, dit_trainer::estimate(c, data, *on)});
+        }
+  std::size_t smallest = all[0].bytes, largest = 0;
+  for (tried const& t : all) smallest = std::min(smallest, t.bytes), largest = std::max(largest, t.bytes);
+  std::mt19937_64 engine(7);
+  for (int i = 0; i < 60; ++i) {
+    std::size_t const budget = i == 0   ? smallest
+                               : i == 1 ? smallest - 1
+                               : i == 2 ? largest
+                                        : smallest / 2 + engine() % (largest - smallest / 2);
+    CAPTURE(budget);
+    dit_fit const r = fit_dit(s, data, *on, budget, 64, 1);
+    CHECK(r.fits == (r.plan.peak() <= budget));
+    CHECK(r.plan.peak() == dit_trainer::estimate(r.settings, data, *on));
+    auto const expected = std::ranges::find_if(all, [&](tried const& t) { return t.bytes <= budget; });
+    REQUIRE(r.fits == (expected != all.end()));
+    if (r.fits) CHECK(shape_of(r.settings) == shape_of(expected->settings));
+    else CHECK_FALSE(r.refusal.empty());
+    CHECK(fit_dit(s, data, *on, budget, 64, s.layers).settings.layers == s.layers);
+  }
+}
+
+TEST_CASE("dit: what is set stays as it is") {
+  recordings const data = captioned(20);
+  std::unique_ptr<device> const on = make_cpu_device(2);
+  std::size_t const some = dit_trainer::estimate(dit_settings_of({"--preset", "tiny"}, 64), data, *on) * 3 / 4;
+  for (std::vector<std::string> const& pinned : std::vector<std::vector<std::string>>{
+           {"--crop-max", "48"}, {"--crop", "40"}, {"--crop-min", "30"}, {"--batch", "4"}, {"--ckpt", "1"}}) {
+    std::vector<std::string> options = pinned;
+    options.insert(options.end(), {"--preset", "tiny"});
+    dit_settings const s = dit_settings_of(options, 64);
+    dit_fit const r = fit_dit(s, data, *on, some, 64, 2);
+    CAPTURE(pinned[0]);
+    CHECK(r.fits);
+    if (pinned[0] == "--crop-max" || pinned[0] == "--crop") CHECK(r.settings.crop_max == s.crop_max);
+    if (pinned[0] == "--crop" || pinned[0] == "--crop-min") CHECK(r.settings.crop_min == s.crop_min);
+    if (pinned[0] == "--batch") CHECK(r.settings.batch == s.batch);
+    if (pinned[0] == "--ckpt") CHECK(r.settings.ckpt == s.ckpt);
+  }
+}
+
+TEST_CASE("published sizes on cards: the plan is within the card, or three changes are named") {
+  recordings const data = captioned(765);
+  std::unique_ptr<device> const on = make_cpu_device(2);
+  constexpr std::size_t reserve = std::size_t(256) << 20;
+  int fitting = 0;
+  for (std::string const preset : {"2b", "xl"})
+    for (std::size_t const gibibytes : {8, 12, 16, 24, 32}) {
+      CAPTURE(preset);
+      CAPTURE(gibibytes);
+      dit_settings const s = dit_settings_of({"--preset", preset, "--adapter", "lora", "--mirror", "bf16"}, 6000);
+      std::size_t const available = (gibibytes << 30) - reserve;
+      dit_fit const r = fit_dit(s, data, *on, available, 6000, s.layers);
+      CHECK(r.fits == (r.plan.peak() <= available));
+      CHECK(r.settings.layers == s.layers);
+      if (r.fits) ++fitting;
+      else CHECK(std::ranges::count(r.refusal, '(') >= 3);
+      if (gibibytes >= 12) CHECK(r.fits);
+      if (gibibytes == 32) CHECK(r.settings.crop_max == 6000);
+    }
+  CHECK(fitting == 9);  // XL's mirror alone is 7.9 GiB
+}
+
+TEST_CASE("LoKR's plans are within 4% of what is live at once, whatever its sizes, the batch and the captions") {
+  std::unique_ptr<device> const on = make_cpu_device(2);
+  for (std::string const dim : {"64", "128", "256", "512"})
+    for (std::string const factor : {"4", "6", "8"})
+      for (std::string const batch : {"1", "2", "4"})
+        for (std::size_t const caption : {434, 1877}) {
+          CAPTURE(dim);
+          CAPTURE(factor);
+          CAPTURE(batch);
+          CAPTURE(caption);
+          dit_settings const s = dit_settings_of({"--preset", "2b", "--layers", "4", "--crop", "1250", "--adapter",
+                                                  "lokr", "--dim", dim, "--factor", factor, "--batch", batch},
+                                                 1250);
+          lanewise::arena_plan const plan = dit_trainer::plan_for(s, captioned(caption), *on);
+          lanewise::arena_statistics const& n = plan.statistics();
+          REQUIRE(plan.verify());
+          CHECK(n.peak >= n.most_live);
+          CHECK(double(n.peak) <= 1.04 * double(n.most_live));
+        }
+}
+
+namespace {
+
+/// LoRA of rank 16 on a Qwen3 of this size, its projections in bf16, without the files of one.
+lm_settings adapted_qwen3(std::int64_t layers, std::int64_t hidden, std::int64_t ffn, std::int64_t heads,
+                          std::int64_t context, std::string const& attn) {
+  lm_settings s = settings({"--batch", "1", "--attn", attn});
+  s.layers = layers, s.hidden = hidden, s.ffn = ffn, s.heads = heads, s.kv_heads = 8, s.head_dim = 128;
+  s.vocabulary_size = 217'204;
+  s.base = "qwen3", s.adapter = "lora", s.rank = 16, s.alpha = 16, s.sites = "q,k,v,o,gate,up,down";
+  s.mirror = "bf16-f32";
+  s.context = context;
+  return s;
+}
+
+}  // namespace
+
+TEST_CASE("published language models: the plan is within 15% of what is live at once, flash and exact") {
+  std::unique_ptr<device> const on = make_cpu_device(2);
+  for (std::string const attn : {"flash", "exact"})
+    for (lm_settings const& s :
+         {adapted_qwen3(28, 1024, 3072, 16, 1708, attn), adapted_qwen3(28, 1024, 3072, 16, 3915, attn),
+          adapted_qwen3(28, 2048, 6144, 16, 1278, attn), adapted_qwen3(28, 2048, 6144, 16, 1824, attn),
+          adapted_qwen3(36, 2560, 9728, 32, 2113, attn)}) {
+      CAPTURE(attn);
+      CAPTURE(s.context);
+      lanewise::arena_statistics const n = lm_trainer::plan_for(s, *on).statistics();
+      CHECK(n.peak >= n.most_live);
+      CHECK(double(n.peak) <= 1.15 * double(n.most_live));
+      MESSAGE(attn, " ", s.hidden, " ", s.context, ": ", double(n.peak) / double(n.most_live));
+    }
+}
+
+TEST_CASE("golden fits: what moves every run's length shows here, and is looked at") {
+  // Exact attention alone, whose plan is the same for every kind of CPU.
+  std::unique_ptr<device> const on = make_cpu_device(2);
+  auto const lm = [&](std::size_t gibibytes) {
+    return shape_of(fit_lm(adapted_qwen3(28, 1024, 3072, 16, 4096, "exact"), *on, gibibytes << 30, 4096).settings);
+  };
+  CHECK(lm(5) == "2724 28 1 1");
+  CHECK(lm(8) == "4096 28 1 1");
+  CHECK(lm(16) == "4096 4 1 1");
+  recordings const data = captioned(640);
+  auto const dit = [&](std::size_t gibibytes) {
+    dit_settings const s = dit_settings_of({"--preset", "2b", "--adapter", "lokr", "--dim", "512", "--factor", "6",
+                                            "--mirror", "bf16-f32", "--attn", "exact"},
+                                           6000);
+    return shape_of(fit_dit(s, data, *on, gibibytes << 30, 6000, s.layers).settings);
+  };
+  CHECK(dit(8) == "24 3000-6000 16 1 1");
+  CHECK(dit(16) == "24 3000-6000 4 1 1");
 }

@@ -77,6 +77,15 @@ TEST_CASE("a preset fills what is open and pins nothing") {
   CHECK(resolve(parse_lm({"--preset", "tiny", "--hidden", "0"})).hidden == 64);
 }
 
+TEST_CASE("the presets of published models have their number of weights beside the embedding") {
+  for (auto const& [name, billions] : {std::pair("0.6b", 0.44), {"1.7b", 1.4}, {"4b", 3.6}, {"8b", 6.95}}) {
+    CAPTURE(name);
+    lm_settings const s = resolve(parse_lm({"--preset", name}));
+    double const count = double(parameter_layout(s.model()).full().count() - 256 * s.hidden);
+    CHECK(count / 1e9 == doctest::Approx(billions).epsilon(0.015));  // as Qwen's model cards round it
+  }
+}
+
 TEST_CASE("the log says where each value came from") {
   std::string const text = describe(resolve(parse_lm({"--seed", "3", "--max-len", "0"})));
   std::size_t const automatic = text.find("options source=auto:");

@@ -108,6 +108,9 @@ TEST_CASE("a step of the language model: calls and work by hand, results to the 
   CHECK(row(r, "norms", "rms norm").calls == 2 * 5);
   CHECK(row(r, "optimiser", "AdamW").calls == 2);
   for (op_time const& t : r.ops) CHECK(t.seconds > 0);
+  measured.profile().turn(false);
+  b.step(4);
+  CHECK(measured.profile().read().ops.empty());
 }
 
 TEST_CASE("live pairs are those that the mask lets through, one by one") {

@@ -1,6 +1,10 @@
 // A run in one process: resuming, memory, checkpoints and their files, exact against flash, the loss curve.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <nlohmann/json.hpp>
 
+#include "../../examples/common/safetensors.hpp"
 #include "checkpoint.hpp"
 #include "counting_text.hpp"
 #include "error.hpp"
@@ -139,6 +143,40 @@ TEST_CASE("a loss that is not finite ends the run by name") {
   CHECK(has(error_of([&] { r.steps(1, 1); }), "loss-not-finite: step 1: "));
 }
 
+namespace {
+
+/// A line of /proc/self/status, in bytes.
+double status_of(std::string const& name) {
+  std::ifstream in("/proc/self/status");
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with(name + ":")) return std::stod(line.substr(name.size() + 1)) * 1024;
+  return 0;
+}
+
+}  // namespace
+
+TEST_CASE("the process grows by its plan, to 1%") {
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  pid_t const child = ::fork();  // the peak is a process's own, and tests before this one have theirs
+  if (child == 0) {
+    std::ofstream("/proc/self/clear_refs") << 5;  // the peak begins anew
+    double const before = status_of("VmRSS");
+    run r(settings({"--attn", "exact", "--context", "1024", "--batch", "16"}));
+    r.steps(1, 2);
+    double const answer[2] = {status_of("VmHWM") - before, double(r.trainer.plan().peak())};
+    static_cast<void>(!::write(ends[1], answer, sizeof answer));
+    ::_exit(0);
+  }
+  double answer[2] = {};
+  REQUIRE(::read(ends[0], answer, sizeof answer) == sizeof answer);
+  ::waitpid(child, nullptr, 0);
+  MESSAGE("grew by ", answer[0], " bytes, planned ", answer[1]);
+  CHECK(answer[1] > 3e8);
+  CHECK(answer[0] >= answer[1]);
+  CHECK(answer[0] <= 1.01 * answer[1]);
+}
+
 TEST_CASE("checkpoints: the newest by number, the last kept, other files left alone") {
   scratch dir;
   run_directory const directory(dir.path, 0);
@@ -170,6 +208,18 @@ TEST_CASE("a broken checkpoint is refused with its path and reason") {
   CHECK(has(error_of([&] { read_header(dir.path / "checkpoint-000005.safetensors", "lm"); }), "bad-checkpoint"));
   save_model(directory, r.s, r.trainer);
   CHECK(has(error_of([&] { read_header(dir.path / "model.safetensors", "lm"); }), "bad-checkpoint"));
+  auto const spoiled = [&](auto const& spoil) {
+    save_checkpoint(directory, {4, "{}", "", ""}, r.trainer);
+    safetensors::file f = safetensors::read(path);
+    spoil(f.tensors);
+    safetensors::write(path, f);
+    return error_of([&] { load_weights(path, r.trainer); });
+  };
+  CHECK(spoiled([](auto&) {}) == "no error");
+  CHECK(has(spoiled([](auto& t) { t["adamw.v"].dtype = "I32"; }),
+            "bad-checkpoint: " + path.string() + ": tensor adamw.v is I32 of "));
+  CHECK(has(spoiled([](auto& t) { t["model.norm.weight"].shape = {8, 8}; }), ": tensor model.norm.weight is F32 of "));
+  CHECK(has(spoiled([](auto& t) { t.erase("adamw.m"); }), ": no tensor adamw.m"));
 }
 
 TEST_CASE("the disk guard counts what will be written, and leaves what is there whole") {

@@ -29,6 +29,6 @@ cp "$train" newer && mv newer copy  # a build replaces the file in one step
 wait $! || fail "exit code $? after SIGHUP"
 same straight/model.safetensors hup/model.safetensors
 
-ldd "$train" >libraries
+ldd "$program" | awk '{ print $1 }' >libraries
 grep -iE 'lanewise|trainer' libraries && fail "a shared library of this project" || true
 echo "ok: no shared library of this project"

@@ -4,7 +4,12 @@
 #include <cmath>
 
 #include "counting_text.hpp"
+#include "dit_command.hpp"
+#include "dit_trainer.hpp"
+#include "lm_trainer.hpp"
+#include "sounds.hpp"
 #include "support.hpp"
+#include "trained_base.hpp"
 #include "twin_command.hpp"
 
 using namespace trainer;
@@ -131,7 +136,7 @@ TEST_CASE("close is a hundredth of what was learned") {
 }
 
 TEST_CASE("the second run's options: instead of the first's, but not its data") {
-  twin_options o;
+  twin_options<lm_options> o;
   o.run = parse_lm({"--preset", "tiny", "--batch", "2", "--attn", "flash"});
   o.second = "--attn exact --ckpt 2";
   lm_settings const s = resolve(second_of(o));
@@ -141,5 +146,68 @@ TEST_CASE("the second run's options: instead of the first's, but not its data") 
   for (std::string const second : {"--seed 3", "--data elsewhere", "--context 32", "--max-len 9"}) {
     o.second = second;
     CHECK(has(error_of([&] { second_of(o); }), "bad-option: --second: both runs have the same --"));
+  }
+}
+
+TEST_CASE("twins of dit: their losses are two runs' own, and the second keeps the first's data and crops") {
+  test::scratch dir;
+  test::write_tones(dir.path);
+  recordings const data = load_recordings({.paths = {dir.path}, .bands = 32, .validation_share = 0.25, .seed = 1});
+  auto const started = [&](std::string const& attn, auto const& use) {
+    dit_settings const s = with_data(resolve(parse_dit({"--preset", "tiny", "--attn", attn, "--threads", "2"})), data);
+    std::unique_ptr<device> const on = device_of(s);
+    dit_trainer run(s, data, *on, {std::size_t(1) << 30, 0});
+    run.start();
+    return use(run);
+  };
+  twin_report const r = started("flash", [&](dit_trainer& first) {
+    return started("exact", [&](dit_trainer& second) { return compare_twins(first, second, 4); });
+  });
+  for (std::size_t i = 0; i < 2; ++i)
+    started(i == 0 ? "flash" : "exact", [&](dit_trainer& alone) {
+      CHECK(r.held_out_before[i] == alone.validate().loss);
+      for (std::int64_t t = 1; t <= 4; ++t) CHECK(r.steps[std::size_t(t - 1)].loss[i] == alone.step(t).loss);
+      CHECK(r.held_out[i] == alone.validate().loss);
+      return 0;
+    });
+  CHECK(r.first_difference == 1);
+  CHECK(r.steps[0].gradient > 0);
+  CHECK(r.steps[0].gradient < 1e-5);
+
+  twin_options<dit_options> o;
+  o.run = parse_dit({"--preset", "tiny", "--attn", "flash"});
+  o.second = "--attn exact --ckpt 2";
+  CHECK(resolve(second_of(o)).attn == "exact");
+  for (std::string const second : {"--seed 3", "--data elsewhere", "--crop 32", "--bands 16", "--prompt x"}) {
+    o.second = second;
+    CHECK(has(error_of([&] { second_of(o); }), "bad-option: --second: both runs have the same --"));
+  }
+}
+
+TEST_CASE("adapters over two hundred epochs: flash drifts from exact less than bf16 products do from f32") {
+  test::trained_base const base;
+  text_data const text = test::counting_text(40, 20000);
+  for (std::string const kind : {"lora", "lokr"}) {
+    auto const twin = [&](std::vector<std::string> const& second) {
+      std::vector<std::string> options{
+          "--preset", "tiny",      "--base", base.path.string(), "--adapter", kind,   "--steps", "600", "--context",
+          "48",       "--threads", "2",      "--batch",          "1",         "--lr", "0.001"};
+      lm_settings const a = resolve(parse_lm(options));
+      options.insert(options.end(), second.begin(), second.end());
+      lm_settings const b = resolve(parse_lm(options));
+      std::unique_ptr<device> const on = device_of(a);
+      lm_trainer first(a, text, *on, {std::size_t(1) << 30, 0}), other(b, text, *on, {std::size_t(1) << 30, 0});
+      first.start(), other.start();
+      REQUIRE(first.windows_per_epoch() == 3);
+      return compare_twins(first, other, 600);
+    };
+    twin_report const exact = twin({"--attn", "exact"}), rounded = twin({"--mirror", "bf16"});
+    MESSAGE(kind, ": apart by ", exact.change_apart, " and ", rounded.change_apart, ", cosine ", exact.cosine, " and ",
+            rounded.cosine, ", held-out gap ", exact.held_out[1] - exact.held_out[0], " and ",
+            rounded.held_out[1] - rounded.held_out[0]);
+    CHECK(exact.change[0] > 1e-3);
+    CHECK(exact.change_apart < rounded.change_apart);
+    CHECK(exact.steps[0].gradient < 1e-5);
+    CHECK(rounded.steps[0].gradient > 1e-4);
   }
 }

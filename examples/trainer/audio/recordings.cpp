@@ -119,7 +119,8 @@ std::vector<fs::path> default_recording_files(fs::path const& directory) {
   std::vector<fs::path> const files = fs::is_directory(directory) ? wav_files_in(directory) : std::vector<fs::path>{};
   if (files.empty())
     throw no_data("the default recordings are not in " + directory.string() + "; install them with: apt install " +
-                  recordings_package + ", or name a folder of WAV files with --data");
+                  recordings_package +
+                  ", or name a folder of WAV files with --data; lanewise-train make-data writes one");
   return files;
 }
 

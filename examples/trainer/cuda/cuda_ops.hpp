@@ -59,6 +59,11 @@ class cuda_ops final : public ops<float> {
               float const* residual, float* y) const override;
   void linear_backward(std::int64_t rows, std::int64_t in, std::int64_t out, float const* x, float const* w,
                        float const* d_y, float* d_x, float* d_w) const override;
+  rounded_needs needs_of_rounded(std::int64_t rows, std::int64_t in, std::int64_t out) const override;
+  void rounded_linear(std::int64_t rows, std::int64_t in, std::int64_t out, float const* x, lanewise::bf16 const* w,
+                      float const* residual, float* y, void* scratch) const override;
+  void rounded_linear_backward(std::int64_t rows, std::int64_t in, std::int64_t out, lanewise::bf16 const* w,
+                               float const* d_y, float* d_x, void* scratch) const override;
   void rms_norm(std::int64_t rows, std::int64_t n, double epsilon, float const* x, float const* gain, float* y,
                 float* inverse) const override;
   void rms_norm_backward(std::int64_t rows, std::int64_t n, float const* x, float const* gain, float const* inverse,
@@ -84,6 +89,9 @@ class cuda_ops final : public ops<float> {
   void product(transpose ta, transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, float const* a,
                std::int64_t lda, float const* b, std::int64_t ldb, float beta, float* c,
                std::int64_t ldc) const override;
+  void grouped_product(group_steps s, transpose ta, transpose tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                       float alpha, float const* a, std::int64_t lda, float const* b, std::int64_t ldb, float beta,
+                       float* c, std::int64_t ldc) const override;
   void mix(mix_shape s, transpose t, float alpha, float const* w, float const* x, std::int64_t x_stride, float beta,
            float* y, std::int64_t y_stride) const override;
   void mix_weight_backward(mix_shape s, float alpha, float const* d_y, std::int64_t d_y_stride, float const* x,
@@ -91,7 +99,6 @@ class cuda_ops final : public ops<float> {
   void add_columns(std::int64_t rows, std::int64_t n, float alpha, float const* x, std::int64_t x_stride, float beta,
                    float* y, std::int64_t y_stride) const override;
   void widen(std::int64_t count, lanewise::bf16 const* x, float* y) const override;
-  void round_to_bf16(std::int64_t count, float const* x, float* y) const override;
 
   /// flash has kernels for head_dim 32, 64 and 128. exact takes any.
   attention_needs attention(attention_site const& at) const override;
@@ -102,12 +109,21 @@ class cuda_ops final : public ops<float> {
                                  attention_gradients<float> const& out, void* scratch) const override;
 
  private:
+  /// y[rows, n] = a[rows, k] w + beta y in bf16, with w [k, n] or transposed [n, k].
+  void rounded_product(transpose t, std::int64_t rows, std::int64_t n, std::int64_t k, lanewise::bf16 const* a,
+                       lanewise::bf16 const* w, float beta, float* y) const;
+  void begin_sum(std::int64_t count, float const* residual, float* y) const;
+  void narrow(std::int64_t count, float const* x, lanewise::bf16* y) const;
   void batched_product(product_shape const& s, float alpha, batched_matrix<float const> a,
                        batched_matrix<float const> b, float beta, batched_matrix<float> c) const;
   char const* exact_forward(attention_shape const& s, attention_inputs<float> const& in, lanewise::view<float> o,
                             float* p) const;
   char const* exact_backward(attention_shape const& s, attention_inputs<float> const& in, float const* p,
                              lanewise::view<float const> d_o, attention_gradients<float> const& out, float* d_p) const;
+  void copy(lanewise::view<float const> x, lanewise::view<lanewise::bf16> y) const;
+  void copy(lanewise::view<lanewise::bf16 const> x, lanewise::view<float> y) const;
+  template <class T>
+  lanewise::view<T const> as_read(lanewise::view<float const> x, std::byte*& room) const;
   char const* zero_rows(std::initializer_list<lanewise::view<float>> all) const;
   void copy_in(std::size_t bytes, void const* host, void* x) const override;
   void copy_out(std::size_t bytes, void const* x, void* host) const override;

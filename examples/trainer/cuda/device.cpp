@@ -111,6 +111,7 @@ class cuda_device final : public device {
   }
   std::string describe() const override {
     if (how_ == arithmetic::f32_split) return name_ + ", products in f32, flash attention in f32_split";
+    if (how_ == arithmetic::bf16) return name_ + ", products in tf32, flash attention in bf16";
     return name_ + ", products and attention in " + name_of(how_);
   }
 
