@@ -81,6 +81,51 @@ def peers_cuda_table(run):
     return "\n".join(out) + "\n"
 
 
+def grid_table(against):
+    """A run of peers.py over the grid: TFLOP/s of lanewise and the least time of the contestants `against` over lanewise's,
+    a row for head dim, group and mask, a column for each length."""
+
+    def table(run):
+        cells, ratios = {}, {}
+        for r in run["rows"]:
+            _, _, head_dim, mask, _, heads, length = r["name"].split("/")
+            group = f", {int(heads[1:].split('x')[0]) // int(heads.split('x')[1])} query heads a key head" if "x" in heads else ""
+            ratio = min(r["ratios"][n] for n in against if n in r["ratios"])
+            rate = r["flop"] / statistics.median(r["seconds"]["lanewise"]) / 1e12
+            cells.setdefault((head_dim, group, mask), {})[length] = f"{rate:.0f} {ratio:.2f}"
+            ratios.setdefault(head_dim, []).append(ratio)
+        lengths = sorted({n for row in cells.values() for n in row}, key=lambda n: int(n[1:]))
+        out = [f"`{run['command']}`; {run['chip']}, driver {run['driver']}, PyTorch {run['torch']}, commit {run['commit']}, {run['date']}.\n",
+               f"| D | mask | {' | '.join('S ' + n[1:] for n in lengths)} |", "|---|---|" + "---|" * len(lengths)]
+        for (head_dim, group, mask), row in sorted(cells.items(), key=lambda x: (int(x[0][0][1:]), x[0][2] != "full", x[0][1])):
+            out.append(f"| {head_dim[1:]}{group} | {mask} | {' | '.join(row.get(n, '-') for n in lengths)} |")
+        mean = "; ".join(f"D {d[1:]}: {statistics.geometric_mean(x):.3f}, least {min(x):.2f} of {len(x)}" for d, x in ratios.items())
+        everything = statistics.geometric_mean([x for these in ratios.values() for x in these])
+        return "\n".join(out) + f"\n\nGeometric means over {' and '.join(against)}, the better one: {mean}; all: {everything:.3f}.\n"
+
+    return table
+
+
+def training_table(run):
+    """A run of peers.py over the training shapes: both directions side by side."""
+    names = list(dict.fromkeys(n for r in run["rows"] for n in r["ratios"]))
+    rows = {}
+    for r in run["rows"]:
+        direction, rest = r["name"].split("/", 1)
+        rows.setdefault(rest, {})[direction] = r
+    heads = [f"{d}, {x}" for d in ("forward", "backward") for x in ("TFLOP/s", *names)]
+    out = [f"`{run['command']}`; {run['chip']}, driver {run['driver']}, PyTorch {run['torch']}, commit {run['commit']}, {run['date']}.\n",
+           f"| row | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
+    for name, both in rows.items():
+        cells = []
+        for direction in ("forward", "backward"):
+            r = both.get(direction)
+            cells.append(f"{r['flop'] / statistics.median(r['seconds']['lanewise']) / 1e12:.0f}" if r else "-")
+            cells += [f"{r['ratios'][n]:.2f}" if r and n in r["ratios"] else "-" for n in names]
+        out.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(out) + "\n"
+
+
 def plot(run):
     """Percent of the FMA rate by CPU time, f32: lanewise and the chain, a pair of bars a row."""
     rows = run["rows"]
@@ -108,7 +153,10 @@ def main():
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     old = page = PAGE.read_text()
-    for name, table in (("cpu", cpu_table), ("peers_cpu", peers_table), ("peers_cuda", peers_cuda_table)):
+    tables = (("cpu", cpu_table), ("peers_cpu", peers_table), ("peers_cuda", peers_cuda_table),
+              ("cuda_sm90_forward", grid_table(("cudnn", "flash"))), ("cuda_sm90_backward", grid_table(("cudnn",))),
+              ("cuda_sm90_training", training_table), ("cuda_sm90_windows", training_table))
+    for name, table in tables:
         if (run := results(name)) is not None:
             page = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m: m[1] + table(run) + m[2], page, flags=re.S)
     drawn = plot(results("cpu")) if results("cpu") else None
