@@ -6,7 +6,7 @@
 // accumulators that hold them:
 //   S^T = K Q^T,  P^T = 2^(S^T - LSE),  dV += P^T dO,  dP^T = V dO^T,  dS^T = P^T (dP^T - delta),  dK += dS^T Q
 //   dQ += dS K, dS through shared memory
-// A second warp adds dQ to an f32 sum in the workspace, one key tile after the other in a fixed order
+// Two more warps add dQ to an f32 sum in the workspace, one key tile after the other in a fixed order
 // (backward_tiles.hpp), while the next step is computed. The first to come writes instead of adding, so that nothing is
 // cleared beforehand.
 //
@@ -63,7 +63,7 @@ class backward_kernel {
   using rounded = gpu::fragments<n>;
   using key_gradient = gpu::accumulators<1, width_of<C> / 8>;
   using ring = gpu::ring<stages>;
-  /// Steps are planned four ahead of the one that is computed, and are read by the adding warp up to two after it.
+  /// Steps are planned four ahead of the one that is computed, and are read by the adding warps up to two after it.
   static constexpr int ahead = 4;
   using plan_ring = gpu::ring<8>;
   static constexpr int row_bytes = size.rows * int(sizeof(float));  ///< LSE or delta of a query tile
@@ -154,7 +154,9 @@ class backward_kernel {
     if (warp < 4) {
       gpu::lower_registers<24>();
       if (warp == 0 && gpu::elect_one()) copy();
-      if (warp == 1 && p_.sums && gpu::elect_one()) add_to_sums();
+      if (p_.sums)
+        for (int stage = 0; stage < stages; ++stage)
+          if (warp == 1 + stage && gpu::elect_one()) add_to_sums(stage);
     } else {
       gpu::raise_registers<240>();
       compute(warp / 4 - 1);
@@ -219,7 +221,7 @@ class backward_kernel {
     s_.step[slot] = {i | flags, h, before};
     gpu::mbarrier_arrive(at(s_.planned[slot]));
   }
-  /// For the copying and the adding warp.
+  /// For the copying and the adding warps.
   __device__ query_step planned(std::uint32_t number) const {
     int const slot = plan_ring::stage(number);
     gpu::mbarrier_wait(at(s_.planned[slot]), plan_ring::parity(number));
@@ -270,19 +272,21 @@ class backward_kernel {
   }
   __device__ std::uint32_t sums_address(int stage) const { return sums_ + std::uint32_t(stage * query_sums::bytes); }
 
-  // The adding warp.
+  // The adding warps, one for each stage: while one waits for the end of its addition, a microsecond or more, the other
+  // adds dQ of the next step. At head dim 128 a computing warp waited 7 % of its time for a single one.
 
-  /// dQ of each step to the workspace: after the next later key tile that visits the same query tile, and before the
-  /// next earlier one, which is released when all of this one's has been written.
-  __device__ void add_to_sums() const {
-    query_step step = planned(0);
-    if (step.is(query_step::end)) return;
-    for (std::uint32_t number = 0;; step = planned(++number)) {
+  /// dQ of the steps of a stage to the workspace: after the next earlier key tile that visits the same query tile, and
+  /// before the next later one, which is released when all of this one's has been written.
+  __device__ void add_to_sums(int stage) const {
+    static_assert(stages == 2, "the step between two of a stage may be the last one");
+    for (std::uint32_t number = std::uint32_t(stage);; number += stages) {
+      if (number > 0 && planned(number - 1).is(query_step::last | query_step::end)) return;
+      query_step const step = planned(number);
+      if (step.is(query_step::end)) return;
       std::int64_t const index = p_.query_tile_index(s_.batch, step.head, step.i());
       float* const to = p_.sums + index * (query_sums::bytes / int(sizeof(float)));
-      int const stage = ring::stage(number);
       gpu::mbarrier_wait(at(s_.full_sums[stage]), ring::parity(number));
-      gpu::async_proxy_fence();  // here instead of in all 256 threads that wrote: 3 to 6 % of the kernel
+      gpu::async_proxy_fence();  // here instead of in all 256 threads that wrote: 2 to 6 % of the kernel
       if (step.before < 0) {
         gpu::bulk_store(to, sums_address(stage), query_sums::bytes);
       } else {
@@ -521,7 +525,7 @@ class backward_kernel {
     gpu::named_barrier<128 * groups>(1 + groups);
   }
 
-  /// dQ to shared memory in the order of query_sums, for the adding warp.
+  /// dQ to shared memory in the order of query_sums, for the adding warps.
   __device__ __forceinline__ void hand_over(scores const& d_q, std::uint32_t number, int group) const {
     int const stage = ring::stage(number);
     gpu::mbarrier_wait(at(s_.empty_sums[stage]), ring::parity(number) ^ 1);
