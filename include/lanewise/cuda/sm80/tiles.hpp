@@ -67,8 +67,8 @@ constexpr shape_of_tile forward_shape() {
 /// Rows: keys with K, V, dK, dV; columns: queries, Q and dO. Registers: dK and dV m w, S and dP m columns. Past width
 /// 128 dK and dV no longer fit together and are computed one after the other, in f32, whose operands take more
 /// registers, past 64: at 128 a second pass over S is 17% faster than 1.6 KB of spills were. In tf32 and f32_split one
-/// pass at 128 is 25% faster than two. In limbs, blocks of 64 keys are faster than one of 128 at width 64: in f32_split by
-/// 8%, in bf16_split, with 64 queries at a time and the same for dQ, by 20 to 44%.
+/// pass at 128 is 25% faster than two. In limbs, blocks of 64 keys are faster than one of 128 at width 64: in f32_split
+/// by 8%, in bf16_split, with 64 queries at a time and the same for dQ, by 20 to 44%.
 template <config C, tuning T, class F>
 constexpr shape_of_tile key_gradient_shape() {
   constexpr int w = width_of<C>();
