@@ -60,7 +60,7 @@ class key_gradient_kernel {
     locate(unit);
     if (want_k) gpu::clear<m, width / 8>(d_k_);
     if (want_v) gpu::clear<m, width / 8>(d_v_);
-    cursor at = next({kv_head_ * p_.ratio, -1}, share_ + 1);
+    cursor at = next({kv_head_ * p_.ratio, -1}, share() + 1);
     if (!done(at)) {
       load_keys();
       load_d_o(at, 0);
@@ -79,6 +79,12 @@ class key_gradient_kernel {
   }
 
  private:
+  /// The key tile, and the share above it: beside dK and dV a second register would spill. A share's number takes 5
+  /// bits (key_share_count); of key tiles of 16 rows there are fewer than 2^27.
+  static constexpr int share_bit = 27;
+  __device__ std::int32_t j() const { return gpu::anew(place_) & ((1 << share_bit) - 1); }
+  __device__ std::int32_t share() const { return std::int32_t(std::uint32_t(place_) >> share_bit); }
+
   /// A query tile of one of the group's heads.
   struct cursor {
     std::int32_t h, i;
@@ -86,9 +92,9 @@ class key_gradient_kernel {
   /// So many visited tiles further: shares are dealt out in turn, so that all have as much to do, whatever the mask.
   __device__ cursor next(cursor c, std::int32_t steps) const {
     do {
-      c.i = next_query_tile(p_.f, tiles(p_), b_, c.h, c.i, j_);
+      c.i = next_query_tile(p_.f, tiles(p_), b_, c.h, c.i, j());
       while (c.i == tiles(p_).q_tiles() && ++c.h < (kv_head_ + 1) * p_.ratio)
-        c.i = next_query_tile(p_.f, tiles(p_), b_, c.h, -1, j_);
+        c.i = next_query_tile(p_.f, tiles(p_), b_, c.h, -1, j());
     } while (--steps > 0 && !done(c));
     return c;
   }
@@ -100,14 +106,13 @@ class key_gradient_kernel {
     std::uint32_t const shares = std::uint32_t(p_.shares.count), unit = std::uint32_t(unit64) / shares;
     std::uint32_t const heads = std::uint32_t(p_.a.k.size.heads), count = tiles(p_).k_tiles();
     std::uint32_t const bh = unit / count;
-    share_ = gpu::anew(std::int32_t(std::uint32_t(unit64) % shares));
-    j_ = gpu::anew(std::int32_t(unit % count));
+    place_ = gpu::anew(std::int32_t(std::uint32_t(unit64) % shares << share_bit | unit % count));
     b_ = gpu::anew(std::int32_t(bh / heads));
     kv_head_ = std::int32_t(bh % heads);
   }
 
   __device__ void load_keys() const {
-    block const t = tiles(p_).tile(b_, 0, 0, j_);
+    block const t = tiles(p_).tile(b_, 0, 0, j());
     int const valid = t.k_end - t.k_begin;
     gpu::copy_tile<op, threads, d>(k_, p_.a.k.row(b_, t.k_begin, kv_head_), p_.a.k.stride.sequence, valid,
                                    p_.aligned_inputs);
@@ -127,7 +132,7 @@ class key_gradient_kernel {
   }
   __device__ void load(cursor at, query_tile to, view<E const> const& from, std::uint32_t to_row,
                        float const* row) const {
-    block const t = tiles(p_).tile(b_, at.h, at.i, j_);
+    block const t = tiles(p_).tile(b_, at.h, at.i, j());
     gpu::copy_tile<op, threads, d>(to, from.row(gpu::anew(b_), t.q_begin, at.h), from.stride.sequence,
                                    t.q_end - t.q_begin, p_.aligned_inputs);
     if (int const r = gpu::thread_index_anew(); r < size.columns)
@@ -148,7 +153,7 @@ class key_gradient_kernel {
   }
 
   __device__ __forceinline__ void step(cursor at, cursor after, int stage) {
-    block const tile = tiles(p_).tile(b_, at.h, at.i, j_);
+    block const tile = tiles(p_).tile(b_, at.h, at.i, j());
     cover const c = cover_of(p_.f, tile);
     bool const ragged = tile.k_end - tile.k_begin < size.rows || tile.q_end - tile.q_begin < size.columns;
     query_tile const q = q_.stage(stage), d_o = d_o_.stage(stage);
@@ -216,7 +221,7 @@ class key_gradient_kernel {
 
   __device__ __forceinline__ void finish() const {
     if (p_.shares.count > 1) {
-      std::int64_t const b = share_ * p_.a.k.size.batch + b_;
+      std::int64_t const b = share() * p_.a.k.size.batch + b_;
       if (want_k && p_.a.d_k) put(p_.shares.d_k, b, d_k_, 1.f, true, false);
       if (want_v && p_.a.d_v) put(p_.shares.d_v, b, d_v_, 1.f, true, false);
     } else {
@@ -227,7 +232,7 @@ class key_gradient_kernel {
   template <class X>
   __device__ __forceinline__ void put(view<X> const& to, std::int64_t b, gpu::accumulators<m, width / 8> const& from,
                                       float scale, bool aligned, bool accumulate) const {
-    block const t = tiles(p_).tile(b_, 0, 0, j_);
+    block const t = tiles(p_).tile(b_, 0, 0, j());
     float factor[m][2];
 #pragma unroll
     for (int i = 0; i < m; ++i) factor[i][0] = factor[i][1] = scale;
@@ -244,7 +249,7 @@ class key_gradient_kernel {
   query_tile q_, d_o_;
   std::uint32_t rows_;
   live_columns live_;
-  std::int32_t share_, j_, b_, kv_head_;
+  std::int32_t place_, b_, kv_head_;
   gpu::accumulators<m, width / 8> d_k_, d_v_;
 };
 
