@@ -12,8 +12,7 @@
 #include "attention.hpp"
 #include "cuda/device.hpp"
 #include "cuda/launch.cuh"
-#include "cuda/sm80/backward_keys.cuh"
-#include "cuda/sm80/backward_queries.cuh"
+#include "cuda/sm80/backward.cuh"
 #include "cuda/sm80/forward.cuh"
 #include "cuda/sm80/parameter_gradient.cuh"
 #include "cuda/sm80/preprocess.cuh"
@@ -72,30 +71,36 @@ std::size_t partial_bytes(F const& f, extents q) {
            std::size_t(sm80::parameter_partials(parameter_gradient<I>(f), q, sm80::parameter_kernel<C, T, F, I>::rows));
 }
 
-/// The workspace of a backward: row sums; on wgmma the f32 sums of dQ, whose turn it is at each query tile, and the
-/// blocks' numbers; then the partial sums of one parameter after the other in the same room.
+/// The workspace of a backward: row sums; then, one after the other in the same room, what d_q, d_k and d_v need and
+/// the partial sums of each parameter. The former are on wgmma the f32 sums of dQ, whose turn it is at each query tile,
+/// and the blocks' numbers; on mma.sync the shares of dK and dV.
 struct backward_room {
-  std::size_t sums, turns, partials, bytes;
+  std::size_t sums, turns, bytes;
+  std::int32_t shares;
 };
 template <config C, tuning T, class F>
-backward_room backward_layout(extents q, F const& f, bool wgmma, bool want_q) {
+backward_room backward_layout(cuda_target where, extents q, extents k, F const& f, bool wgmma, wanted grads) {
   auto const whole = [](std::size_t bytes) {
     return (bytes + workspace_alignment - 1) / workspace_alignment * workspace_alignment;
   };
   std::size_t most = 0;
-  for_each_parameter<F>([&]<int I> {
-    std::size_t const bytes = partial_bytes<C, T, F, I>(f, q);
-    most = bytes > most ? bytes : most;
-  });
+  auto const at_least = [&](std::size_t bytes) { most = bytes > most ? bytes : most; };
+  for_each_parameter<F>([&]<int I> { at_least(partial_bytes<C, T, F, I>(f, q)); });
   backward_room room{};
-  room.sums = room.turns = room.partials = whole(row_values::bytes(q));
+  room.sums = room.turns = whole(row_values::bytes(q));
   if constexpr (sm90::has_backward<C>)
     if (wgmma) {
-      std::size_t const tiles = std::size_t(sm90::backward_kernel<C, T, F>::query_tiles(q));
-      room.turns += want_q ? tiles * sm90::query_sums::bytes : 0;
-      room.partials = room.turns + whole((tiles + 1) * sizeof(std::uint32_t));
+      std::size_t const tiles = std::size_t(sm90::backward_kernel<C, T, F>::query_tiles(q)),
+                        sums = grads.d_q ? tiles * sm90::query_sums::bytes : 0;
+      room.turns += sums;
+      at_least(sums + (tiles + 1) * sizeof(std::uint32_t));
     }
-  room.bytes = room.partials + whole(most);
+  room.shares = sm80::gradient_kernel<C, T, F>::share_count(q, k, where.multiprocessors);
+  // Where wgmma takes all but a few views, those get the shares that the room holds anyway.
+  if (sm90::has_forward<C> && wgmma)
+    while (sm80::key_shares::bytes(room.shares, k, grads) > most) --room.shares;
+  at_least(sm80::key_shares::bytes(room.shares, k, grads));
+  room.bytes = room.sums + whole(most);
   return room;
 }
 
@@ -128,6 +133,7 @@ struct backward_calls {
   backward_args<C> const& a;
   F const& f;
   row_values row;
+  sm80::key_shares shares;
   float* partials;
 
   /// `words` counters at `cleared` become 0.
@@ -159,22 +165,22 @@ struct backward_calls {
     if (done) done.kernel = label_sm90(C.precision);
     return done;
   }
-  status key_gradients() const {
-    if constexpr (sm80::key_gradients_apart<C>) {
-      status done;
-      if (a.d_v) done = walk<sm80::key_gradient_kernel<C, T, F, false, true>>();
-      if (done && a.d_k) done = walk<sm80::key_gradient_kernel<C, T, F, true, false>>();
-      return done;
-    } else {
-      return a.d_k || a.d_v ? walk<sm80::key_gradient_kernel<C, T, F, true, true>>() : status{};
-    }
+  /// d_q, d_k and d_v on mma.sync.
+  status gradients_sm80() const {
+    using kernel = sm80::gradient_kernel<C, T, F>;
+    using sum = sm80::key_sum_kernel<C>;
+    status done = row_sums();
+    if (done) done = delta();
+    if (done) done = start<kernel>(typename kernel::problem({{a, f, row}, shares}));
+    if (done && shares.count > 1) done = start<sum>({shares, a});
+    return done;
   }
   /// The part of delta that row_sums left out.
   status delta() const {
-    if constexpr (recomputes_delta<C>) return walk<sm80::query_gradient_kernel<C, T, F, sm80::query_walk::delta>>();
+    if constexpr (recomputes_delta<C>)
+      return start<sm80::query_gradient_kernel<C, T, F, sm80::query_walk::delta>>({a, f, row});
     else return {};
   }
-  status query_gradient() const { return a.d_q ? walk<sm80::query_gradient_kernel<C, T, F>>() : status{}; }
 
   status parameters() const {
     status done;
@@ -193,7 +199,7 @@ struct backward_calls {
       using kernel = sm80::parameter_kernel<C, T, F, I>;
       typename kernel::problem const p{a, f, row, partials};
       if (status done = start<kernel>(p); !done || to.size[2] != 1) return done;
-      return start<sm80::parameter_sum_kernel>({to, partials, p.tiles.q_tiles(), a.accumulate});
+      return start<sm80::parameter_sum_kernel>({to, partials, kernel::tiles(p).q_tiles(), a.accumulate});
     }
   }
 
@@ -201,10 +207,6 @@ struct backward_calls {
   template <class K>
   status start(typename K::problem const& p) const {
     return launch<K>(on, K::units(p), p);
-  }
-  template <class K>
-  status walk() const {
-    return start<K>(K::problem_of(a, f, row));
   }
 };
 
@@ -216,16 +218,18 @@ status run_backward(on_cuda on, backward_args<C> const& a, F const& f, workspace
   if constexpr (sm90::has_backward<C>) image = image_of<sm90::backward_kernel<C, T, F>>();
   if constexpr (sm90::has_wide_backward<C>) image = image_of<sm90::wide_key_kernel<C, T, F>>();
   // What backward_workspace counts for this chip, whichever kernel runs: it cannot know how this file was compiled.
-  backward_room const room = backward_layout<C, T>(a.q.size, f, image != sm90a_image::other_chip, bool(a.d_q));
+  wanted const grads{bool(a.d_q), bool(a.d_k), bool(a.d_v)};
+  backward_room const room =
+      backward_layout<C, T>(target_of(on), a.q.size, a.k.size, f, image != sm90a_image::other_chip, grads);
   if (status s = detail::check_workspace(scratch, room.bytes); !s) return s;
   auto const at = [&](std::size_t offset) { return static_cast<std::byte*>(scratch.data) + offset; };
-  backward_calls<C, T, F> const run{on, a, f, row_values::in(scratch.data, a.q.size),
-                                    reinterpret_cast<float*>(at(room.partials))};
+  float* const sums = reinterpret_cast<float*>(at(room.sums));
+  backward_calls<C, T, F> const run{
+      on, a, f, row_values::in(scratch.data, a.q.size), sm80::key_shares::in(sums, room.shares, a.k.size, grads), sums};
   if constexpr (sm90::has_backward<C>) {
     using kernel = sm90::backward_kernel<C, T, F>;
-    float* const sums = a.d_q ? reinterpret_cast<float*>(at(room.sums)) : nullptr;
     typename kernel::problem p =
-        kernel::problem_of(a, f, run.row, sums, reinterpret_cast<std::uint32_t*>(at(room.turns)));
+        kernel::problem_of(a, f, run.row, a.d_q ? sums : nullptr, reinterpret_cast<std::uint32_t*>(at(room.turns)));
     if (image == sm90a_image::runs && kernel::encode_maps(p, a)) {
       return run.finish_sm90(run.template gradients_sm90<kernel>(p));
     }
@@ -239,10 +243,7 @@ status run_backward(on_cuda on, backward_args<C> const& a, F const& f, workspace
       return run.finish_sm90(run.template wide_gradients_sm90<keys, queries>(k, q));
     }
   }
-  status done = run.row_sums();
-  if (done) done = run.delta();
-  if (done) done = run.key_gradients();
-  if (done) done = run.query_gradient();
+  status done = run.gradients_sm80();
   if (done) done = run.parameters();
   if (done) done.kernel = label_instead(C.precision, sm80::backward_problem<C, F>::inputs_aligned(a), image);
   return done;
@@ -259,7 +260,7 @@ std::size_t forward_workspace(cuda_target, extents, extents, F const&) noexcept 
 template <config C, tuning T, class F>
 std::size_t backward_workspace(cuda_target where, extents q, extents k, F const& given, wanted grads) noexcept {
   static_assert(check_variant<F, true>());
-  return gpu::backward_layout<C, T>(q, bind(given, shape_of(q, k)), where.sm == 90, grads.d_q).bytes;
+  return gpu::backward_layout<C, T>(where, q, k, bind(given, shape_of(q, k)), where.sm == 90, grads).bytes;
 }
 
 template <config C, tuning T, class F>

@@ -117,6 +117,12 @@ TEST_CASE("30 runs beside competing work, on two streams in turn") {
   }
   SUBCASE("f16") { runs_agree<f16_64_causal::c, f16_64_causal::variant>(load, on, {2, 300, 333, 8, 2}); }
   SUBCASE("f16, window") { runs_agree<f16_128_window::c, f16_128_window::variant>(load, on, {2, 300, 333, 8, 2}); }
+  SUBCASE("f16, five keys: a walk shared by many blocks") {
+    runs_agree<f16_64_causal::c, f16_64_causal::variant>(load, on, {1, 3000, 5, 8, 2});
+  }
+  SUBCASE("tf32, five keys: a walk shared by many blocks") {
+    runs_agree<tf32_64_alibi::c, tf32_64_alibi::variant>(load, on, {1, 3000, 5, 8, 2});
+  }
   SUBCASE("f32, bias") { runs_agree<f32_64_bias::c, f32_64_bias::variant>(load, on, {1, 200, 133, 4, 2}); }
   SUBCASE("tf32, alibi") { runs_agree<tf32_64_alibi::c, tf32_64_alibi::variant>(load, on, {2, 300, 333, 4, 2}); }
 }

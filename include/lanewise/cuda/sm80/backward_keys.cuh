@@ -1,14 +1,14 @@
 // dK and dV of one key tile (Dao 2023, algorithm 2, the outer loop), on mma.sync.
 //
 // A block owns one key tile of one (batch, key/value head), a warp 16 m of its rows, and walks the query tiles of every
-// query head of the group in ascending order:
+// query head of the group in ascending order, or its share of them (key_shares.cuh):
 //   S^T = K Q^T,  P^T = 2^(S^T - LSE),  dV += P^T dO,  dP^T = V dO^T,  dS^T = P^T (dP^T - delta),  dK += dS^T Q
 // Scores are transposed so that P^T and dS^T are fed from the accumulators that hold them: no exchange between warps.
 // Where shared memory has room for one query tile only, dP^T comes first: dO of the next tile is then on its way during
 // dK += dS^T Q, and Q of it during dP^T.
 #pragma once
 
-#include "backward_problem.cuh"
+#include "key_shares.cuh"
 
 namespace lanewise::sm80 {
 
@@ -30,17 +30,25 @@ class key_gradient_kernel {
   static constexpr int row_bytes = 2 * size.columns * int(sizeof(float));  ///< LSE and delta of a stage
 
  public:
-  static constexpr char const* name = "sm80 backward, dK and dV";
   static constexpr int threads = size.threads();
   static constexpr int shared_bytes =
       fits<2 * key_tile::bytes + size.stages*(2 * query_tile::bytes + row_bytes) + live_columns::bytes>();
 
   static_assert(row_padding % size.columns == 0, "tuning: sm80_backward.block_q must divide 128");
-  using problem = backward_problem<C, F>;
-  static problem problem_of(backward_args<C> const& a, F const& f, row_values row) {
-    return {a, f, row, size.columns, size.rows};
+  using problem = key_problem<C, F>;
+  static __host__ __device__ tiling tiles(problem const& p) { return p.tiles(size.columns, size.rows); }
+  static std::int64_t units(problem const& p) {
+    return p.a.k.size.batch * p.a.k.size.heads * tiles(p).k_tiles() * p.shares.count;
   }
-  static std::int64_t units(problem const& p) { return p.a.k.size.batch * p.a.k.size.heads * p.tiles.k_tiles(); }
+  static std::int32_t share_count(extents q, extents k, int multiprocessors) {
+    tiling const t{std::int32_t(q.sequence), std::int32_t(k.sequence), size.columns, size.rows};
+    std::int64_t const heads = k.batch * k.heads;
+    return key_share_count(heads * t.k_tiles(), heads ? q.heads / k.heads * t.q_tiles() : 0, multiprocessors);
+  }
+  /// Of a block without a mask: rows x columns x products.
+  static std::int64_t work(problem const& p) {
+    return std::int64_t(size.rows) * p.ratio * p.q_length / p.shares.count * (1 + 2 * want_k + want_v);
+  }
 
   __device__ key_gradient_kernel(problem const& p, std::uint32_t shared)
       : p_(p), k_{shared}, v_{shared + key_tile::bytes}, q_{v_.base + key_tile::bytes}, d_o_{q_.base +
@@ -52,14 +60,14 @@ class key_gradient_kernel {
     locate(unit);
     if (want_k) gpu::clear<m, width / 8>(d_k_);
     if (want_v) gpu::clear<m, width / 8>(d_v_);
-    cursor at = next({kv_head_ * p_.ratio, -1});
+    cursor at = next({kv_head_ * p_.ratio, -1}, share() + 1);
     if (!done(at)) {
       load_keys();
       load_d_o(at, 0);
       load_q(at, 0);
     }
     for (int stage = 0; !done(at); stage = (stage + 1) % size.stages) {
-      cursor const after = next(at);
+      cursor const after = next(at, p_.shares.count);
       arrive(after, stage);
       step(at, after, stage);
       __syncthreads();
@@ -71,17 +79,23 @@ class key_gradient_kernel {
   }
 
  private:
-  /// p_.tiles in this kernel's constants: counting tiles is no division.
-  __device__ tiling tiles() const { return {p_.tiles.q, p_.tiles.k, size.columns, size.rows}; }
+  /// The key tile, and the share above it: beside dK and dV a second register would spill. A share's number takes 5
+  /// bits (key_share_count); of key tiles of 16 rows there are fewer than 2^27.
+  static constexpr int share_bit = 27;
+  __device__ std::int32_t j() const { return gpu::anew(place_) & ((1 << share_bit) - 1); }
+  __device__ std::int32_t share() const { return std::int32_t(std::uint32_t(place_) >> share_bit); }
 
   /// A query tile of one of the group's heads.
   struct cursor {
     std::int32_t h, i;
   };
-  __device__ cursor next(cursor c) const {
-    c.i = next_query_tile(p_.f, tiles(), b_, c.h, c.i, j_);
-    while (c.i == tiles().q_tiles() && ++c.h < (kv_head_ + 1) * p_.ratio)
-      c.i = next_query_tile(p_.f, tiles(), b_, c.h, -1, j_);
+  /// So many visited tiles further: shares are dealt out in turn, so that all have as much to do, whatever the mask.
+  __device__ cursor next(cursor c, std::int32_t steps) const {
+    do {
+      c.i = next_query_tile(p_.f, tiles(p_), b_, c.h, c.i, j());
+      while (c.i == tiles(p_).q_tiles() && ++c.h < (kv_head_ + 1) * p_.ratio)
+        c.i = next_query_tile(p_.f, tiles(p_), b_, c.h, -1, j());
+    } while (--steps > 0 && !done(c));
     return c;
   }
   __device__ bool done(cursor c) const { return c.h >= (kv_head_ + 1) * p_.ratio; }
@@ -89,16 +103,16 @@ class key_gradient_kernel {
   /// The first key tile first: under a causal mask it is the longest.
   __device__ void locate(std::int64_t unit64) {
     // A grid has fewer than 2^31 blocks; 64-bit divisions would be calls.
-    std::uint32_t const unit = std::uint32_t(unit64), heads = std::uint32_t(p_.a.k.size.heads);
-    std::uint32_t const count = tiles().k_tiles();
+    std::uint32_t const shares = std::uint32_t(p_.shares.count), unit = std::uint32_t(unit64) / shares;
+    std::uint32_t const heads = std::uint32_t(p_.a.k.size.heads), count = tiles(p_).k_tiles();
     std::uint32_t const bh = unit / count;
-    j_ = gpu::anew(std::int32_t(unit % count));
+    place_ = gpu::anew(std::int32_t(std::uint32_t(unit64) % shares << share_bit | unit % count));
     b_ = gpu::anew(std::int32_t(bh / heads));
     kv_head_ = std::int32_t(bh % heads);
   }
 
   __device__ void load_keys() const {
-    block const t = tiles().tile(b_, 0, 0, j_);
+    block const t = tiles(p_).tile(b_, 0, 0, j());
     int const valid = t.k_end - t.k_begin;
     gpu::copy_tile<op, threads, d>(k_, p_.a.k.row(b_, t.k_begin, kv_head_), p_.a.k.stride.sequence, valid,
                                    p_.aligned_inputs);
@@ -118,7 +132,7 @@ class key_gradient_kernel {
   }
   __device__ void load(cursor at, query_tile to, view<E const> const& from, std::uint32_t to_row,
                        float const* row) const {
-    block const t = tiles().tile(b_, at.h, at.i, j_);
+    block const t = tiles(p_).tile(b_, at.h, at.i, j());
     gpu::copy_tile<op, threads, d>(to, from.row(gpu::anew(b_), t.q_begin, at.h), from.stride.sequence,
                                    t.q_end - t.q_begin, p_.aligned_inputs);
     if (int const r = gpu::thread_index_anew(); r < size.columns)
@@ -139,7 +153,7 @@ class key_gradient_kernel {
   }
 
   __device__ __forceinline__ void step(cursor at, cursor after, int stage) {
-    block const tile = tiles().tile(b_, at.h, at.i, j_);
+    block const tile = tiles(p_).tile(b_, at.h, at.i, j());
     cover const c = cover_of(p_.f, tile);
     bool const ragged = tile.k_end - tile.k_begin < size.rows || tile.q_end - tile.q_begin < size.columns;
     query_tile const q = q_.stage(stage), d_o = d_o_.stage(stage);
@@ -206,18 +220,25 @@ class key_gradient_kernel {
   }
 
   __device__ __forceinline__ void finish() const {
-    block const t = tiles().tile(b_, 0, 0, j_);
-    int const valid = t.k_end - t.k_begin;
-    auto const put = [&](view<G> const& to, gpu::accumulators<m, width / 8> const& from, float scale) {
-      float factor[m][2];
+    if (p_.shares.count > 1) {
+      std::int64_t const b = share() * p_.a.k.size.batch + b_;
+      if (want_k && p_.a.d_k) put(p_.shares.d_k, b, d_k_, 1.f, true, false);
+      if (want_v && p_.a.d_v) put(p_.shares.d_v, b, d_v_, 1.f, true, false);
+    } else {
+      if (want_k && p_.a.d_k) put(p_.a.d_k, b_, d_k_, p_.a.scale, p_.aligned_outputs, p_.a.accumulate);
+      if (want_v && p_.a.d_v) put(p_.a.d_v, b_, d_v_, 1.f, p_.aligned_outputs, p_.a.accumulate);
+    }
+  }
+  template <class X>
+  __device__ __forceinline__ void put(view<X> const& to, std::int64_t b, gpu::accumulators<m, width / 8> const& from,
+                                      float scale, bool aligned, bool accumulate) const {
+    block const t = tiles(p_).tile(b_, 0, 0, j());
+    float factor[m][2];
 #pragma unroll
-      for (int i = 0; i < m; ++i) factor[i][0] = factor[i][1] = scale;
-      gpu::store_rows<d, G>(
-          {to.row(b_, t.k_begin, kv_head_), to.stride.sequence, valid, p_.aligned_outputs, p_.a.accumulate},
-          first_row(), from, factor);
-    };
-    if (want_k && p_.a.d_k) put(p_.a.d_k, d_k_, p_.a.scale);
-    if (want_v && p_.a.d_v) put(p_.a.d_v, d_v_, 1.f);
+    for (int i = 0; i < m; ++i) factor[i][0] = factor[i][1] = scale;
+    gpu::store_rows<d, X>(
+        {to.row(b, t.k_begin, kv_head_), to.stride.sequence, t.k_end - t.k_begin, aligned, accumulate}, first_row(),
+        from, factor);
   }
 
   /// The first row of this warp; cheaper to compute again than to keep in a register.
@@ -228,7 +249,7 @@ class key_gradient_kernel {
   query_tile q_, d_o_;
   std::uint32_t rows_;
   live_columns live_;
-  std::int32_t j_, b_, kv_head_;
+  std::int32_t place_, b_, kv_head_;
   gpu::accumulators<m, width / 8> d_k_, d_v_;
 };
 

@@ -1,8 +1,8 @@
 // What the kernels of the backward share: the call, the row sums that preprocess.cuh leaves in the workspace, and the
 // step from scores to P and dS.
 //
-// Two kernels, seven products where five are counted: one keeps dK and dV of a key tile and walks queries, the other
-// keeps dQ of a query tile and walks keys. Nothing is shared between blocks, so every sum has one order by
+// Two walks, seven products where five are counted: one keeps dK and dV of a key tile and walks queries, the other
+// keeps dQ of a query tile and walks keys. No block adds to what another adds to, so every sum has one order by
 // construction, and no f32 copy of dQ is needed.
 #pragma once
 
@@ -24,17 +24,15 @@ struct backward_problem {
   backward_args<C> a;
   F f;
   gpu::score_scale scale;
-  tiling tiles;
-  std::int32_t ratio;
+  std::int32_t q_length, k_length, ratio;
   std::int64_t rows;  ///< padded rows of a head
   row_values row;
   bool aligned_inputs, aligned_outputs;
 
-  backward_problem(backward_args<C> const& a, F const& f, row_values row, std::int32_t block_q, std::int32_t block_k)
-      : a(a), f(f), scale(gpu::score_scale_of<F>(a.scale)), tiles{std::int32_t(a.q.size.sequence),
-                                                                  std::int32_t(a.k.size.sequence), block_q, block_k},
-        ratio(head_ratio(a.q.size, a.k.size)), rows(padded_rows(a.q.size.sequence)), row(row),
-        aligned_inputs(inputs_aligned(a)),
+  backward_problem(backward_args<C> const& a, F const& f, row_values row)
+      : a(a), f(f), scale(gpu::score_scale_of<F>(a.scale)), q_length(std::int32_t(a.q.size.sequence)),
+        k_length(std::int32_t(a.k.size.sequence)), ratio(head_ratio(a.q.size, a.k.size)),
+        rows(padded_rows(a.q.size.sequence)), row(row), aligned_inputs(inputs_aligned(a)),
         aligned_outputs(gpu::aligned_to_16(a.d_q) && gpu::aligned_to_16(a.d_k) && gpu::aligned_to_16(a.d_v)) {}
 
   static bool inputs_aligned(backward_args<C> const& a) {
@@ -43,6 +41,10 @@ struct backward_problem {
   }
   __device__ std::int64_t row_index(std::int64_t b, std::int64_t h, std::int64_t q) const {
     return (b * a.q.size.heads + h) * rows + q;
+  }
+  /// In a kernel's own constants: counting tiles is no division.
+  __host__ __device__ tiling tiles(std::int32_t block_q, std::int32_t block_k) const {
+    return {q_length, k_length, block_q, block_k};
   }
 };
 

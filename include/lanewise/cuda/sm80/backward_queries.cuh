@@ -32,17 +32,17 @@ class query_gradient_kernel {
   static constexpr int unroll = in_turns ? 8 : 2;  ///< with 4 of two stages a mask at width 64 spills
 
  public:
-  static constexpr char const* name = W == query_walk::delta ? "sm80 backward, delta" : "sm80 backward, dQ";
+  static constexpr char const* name = "sm80 backward, delta";
   static constexpr int threads = size.threads();
   static constexpr int shared_bytes =
       fits<2 * query_tile::bytes + size.stages * 2 * key_tile::bytes + live_columns::bytes>();
 
   static_assert(row_padding % size.rows == 0, "tuning: sm80_backward.block_q must divide 128");
   using problem = backward_problem<C, F>;
-  static problem problem_of(backward_args<C> const& a, F const& f, row_values row) {
-    return {a, f, row, size.rows, size.columns};
-  }
-  static std::int64_t units(problem const& p) { return p.a.q.size.batch * p.a.q.size.heads * p.tiles.q_tiles(); }
+  static __host__ __device__ tiling tiles(problem const& p) { return p.tiles(size.rows, size.columns); }
+  static std::int64_t units(problem const& p) { return p.a.q.size.batch * p.a.q.size.heads * tiles(p).q_tiles(); }
+  /// Of a block without a mask: rows x columns x products.
+  static std::int64_t work(problem const& p) { return std::int64_t(size.rows) * p.k_length * 3; }
 
   __device__ query_gradient_kernel(problem const& p, std::uint32_t shared)
       : p_(p), q_{shared}, d_o_{shared + query_tile::bytes}, k_{d_o_.base + query_tile::bytes},
@@ -51,15 +51,15 @@ class query_gradient_kernel {
   __device__ void run(std::int64_t unit) {
     locate(unit);
     clear_sums();
-    std::int32_t j = next_key_tile(p_.f, tiles(), b_, h_, i_, -1);
-    bool const sees_keys = j < tiles().k_tiles();
+    std::int32_t j = next_key_tile(p_.f, tiles(p_), b_, h_, i_, -1);
+    bool const sees_keys = j < tiles(p_).k_tiles();
     if (sees_keys) {
       load_queries();
       load_v(j, 0);
       load_k(j, 0);
     }
-    for (int stage = 0; j < tiles().k_tiles(); stage = (stage + 1) % size.stages) {
-      std::int32_t const after = next_key_tile(p_.f, tiles(), b_, h_, i_, j);
+    for (int stage = 0; j < tiles(p_).k_tiles(); stage = (stage + 1) % size.stages) {
+      std::int32_t const after = next_key_tile(p_.f, tiles(p_), b_, h_, i_, j);
       arrive(after, stage);
       step(j, after, stage);
       __syncthreads();
@@ -72,13 +72,10 @@ class query_gradient_kernel {
   }
 
  private:
-  /// p_.tiles in this kernel's constants: counting tiles is no division.
-  __device__ tiling tiles() const { return {p_.tiles.q, p_.tiles.k, size.rows, size.columns}; }
-
   __device__ void locate(std::int64_t unit64) {
     // A grid has fewer than 2^31 blocks; 64-bit divisions would be calls.
     std::uint32_t const unit = std::uint32_t(unit64), heads = std::uint32_t(p_.a.q.size.heads);
-    std::uint32_t const count = tiles().q_tiles();
+    std::uint32_t const count = tiles(p_).q_tiles();
     std::uint32_t const bh = unit / count;
     i_ = gpu::anew(std::int32_t(count - 1 - unit % count));
     b_ = gpu::anew(std::int32_t(bh / heads));
@@ -87,7 +84,7 @@ class query_gradient_kernel {
   }
 
   __device__ void load_queries() {
-    block const t = tiles().tile(b_, h_, i_, 0);
+    block const t = tiles(p_).tile(b_, h_, i_, 0);
     int const valid = t.q_end - t.q_begin;
     gpu::copy_tile<op, threads, d>(q_, p_.a.q.row(b_, t.q_begin, h_), p_.a.q.stride.sequence, valid, p_.aligned_inputs);
     gpu::copy_tile<op, threads, d>(d_o_, p_.a.d_o.row(b_, t.q_begin, h_), p_.a.d_o.stride.sequence, valid,
@@ -106,8 +103,8 @@ class query_gradient_kernel {
   __device__ void load_v(std::int32_t j, int stage) const { load(v_.stage(stage), p_.a.v, j); }
   __device__ void load_k(std::int32_t j, int stage) const { load(k_.stage(stage), p_.a.k, j); }
   __device__ void load(key_tile to, view<E const> const& from, std::int32_t j) const {
-    if (j < tiles().k_tiles()) {
-      block const t = tiles().tile(b_, h_, i_, j);
+    if (j < tiles(p_).k_tiles()) {
+      block const t = tiles(p_).tile(b_, h_, i_, j);
       gpu::copy_tile<op, threads, d>(to, from.row(gpu::anew(b_), t.k_begin, gpu::anew(kv_head_)), from.stride.sequence,
                                      t.k_end - t.k_begin, p_.aligned_inputs);
     }
@@ -126,7 +123,7 @@ class query_gradient_kernel {
   }
 
   __device__ __forceinline__ void step(std::int32_t j, std::int32_t after, int stage) {
-    block const tile = tiles().tile(b_, h_, i_, j);
+    block const tile = tiles(p_).tile(b_, h_, i_, j);
     cover const c = cover_of(p_.f, tile);
     bool const ragged = tile.k_end - tile.k_begin < size.columns || tile.q_end - tile.q_begin < size.rows;
     key_tile const k = k_.stage(stage), v = v_.stage(stage);
@@ -189,7 +186,7 @@ class query_gradient_kernel {
       }
   }
   __device__ __forceinline__ void finish_delta() const {
-    block const t = tiles().tile(b_, h_, i_, 0);
+    block const t = tiles(p_).tile(b_, h_, i_, 0);
     std::int64_t const from = p_.row_index(b_, h_, t.q_begin);
 #pragma unroll
     for (int i = 0; i < m; ++i)
@@ -210,7 +207,7 @@ class query_gradient_kernel {
     }
   }
   __device__ __forceinline__ void finish() const {
-    block const t = tiles().tile(b_, h_, i_, 0);
+    block const t = tiles(p_).tile(b_, h_, i_, 0);
     float factor[m][2];
 #pragma unroll
     for (int i = 0; i < m; ++i) factor[i][0] = factor[i][1] = p_.a.scale;

@@ -23,15 +23,15 @@ class forward_kernel {
   using op = gpu::operation<C.precision>;
   static constexpr shape_of_tile size = forward_shape<C, T, F>();
   static constexpr int d = C.head_dim, width = width_of<C>(), m = size.m, n = size.columns / 8;
-  /// A mask of any form needs registers of its own.
-  static constexpr bool crowded = has_mask<F> && !sees_one_run<F> && m * width >= 256;
+  /// A mask needs registers of its own, which O and S do not leave where they take 192 of them.
+  static constexpr bool crowded = has_mask<F> && m * (width + size.columns) >= 384;
   static constexpr int unroll = crowded ? 2 : steps_at_once<op>(m, width);
   using query_tile = typename op::template tile<size.rows, width>;
   using key_tile = typename op::template streamed_tile<size.columns, width>;
   using key_transfer = typename op::template transfer<size.threads(), d, key_tile>;
   using live_columns = gpu::live_columns<size.warps()>;
-  /// Rows that pass through registers wait there during the products where the accumulators leave room for them.
-  static constexpr bool overlaps = key_transfer::registers == 0 || m * width < 256;
+  /// Rows that pass through registers wait there during the products where O and S leave room for them.
+  static constexpr bool overlaps = key_transfer::registers == 0 || (m * width < 256 && key_transfer::registers < 64);
 
  public:
   static constexpr char const* name = "sm80 forward, mma.sync";

@@ -49,20 +49,21 @@ class parameter_kernel {
     parameter_view<float> to;
     float* partial;
     problem(backward_args<C> const& a, F const& f, row_values row, float* partial)
-        : backward_problem<C, F>(a, f, row, rows, columns), to(parameter_gradient<I>(f)), partial(partial) {}
+        : backward_problem<C, F>(a, f, row), to(parameter_gradient<I>(f)), partial(partial) {}
   };
+  static __host__ __device__ tiling tiles(problem const& p) { return p.tiles(rows, columns); }
   static std::int64_t units(problem const& p) {
-    return p.to.size[0] * p.to.size[1] * p.tiles.q_tiles() * (p.to.size[3] == 1 ? 1 : p.tiles.k_tiles());
+    return p.to.size[0] * p.to.size[1] * tiles(p).q_tiles() * (p.to.size[3] == 1 ? 1 : tiles(p).k_tiles());
   }
 
   __device__ parameter_kernel(problem const& p, std::uint32_t shared)
       : p_(p), q_{shared}, d_o_{shared + query_tile::bytes}, k_{d_o_.base + query_tile::bytes}, sums_{k_.base} {}
 
   __device__ void run(std::int64_t unit) {
-    std::int32_t const key_tiles = tiles().k_tiles(), own = p_.to.size[3] == 1 ? 1 : key_tiles;
-    std::int32_t const pj = std::int32_t(unit % own), i = std::int32_t(unit / own % tiles().q_tiles());
-    std::int64_t const ph = unit / own / tiles().q_tiles() % p_.to.size[1],
-                       pb = unit / own / tiles().q_tiles() / p_.to.size[1];
+    std::int32_t const key_tiles = tiles(p_).k_tiles(), own = p_.to.size[3] == 1 ? 1 : key_tiles;
+    std::int32_t const pj = std::int32_t(unit % own), i = std::int32_t(unit / own % tiles(p_).q_tiles());
+    std::int64_t const ph = unit / own / tiles(p_).q_tiles() % p_.to.size[1],
+                       pb = unit / own / tiles(p_).q_tiles() / p_.to.size[1];
     row_ = int(threadIdx.x / 32) * 16;
     gpu::clear<1, n>(sum_);
     index_range const bs = shared_by(p_.to.size[0], pb, p_.a.q.size.batch),
@@ -70,18 +71,15 @@ class parameter_kernel {
     index_range const js = p_.to.size[3] == 1 ? index_range{0, key_tiles} : index_range{pj, pj + 1};
     for (std::int32_t b = bs.begin; b < bs.end; ++b)
       for (std::int32_t h = hs.begin; h < hs.end; ++h) head(b, h, i, js);
-    deliver(tiles().tile(0, 0, i, pj), pb, ph, i);
+    deliver(tiles(p_).tile(0, 0, i, pj), pb, ph, i);
   }
 
  private:
-  /// p_.tiles in this kernel's constants: counting tiles is no division.
-  __device__ tiling tiles() const { return {p_.tiles.q, p_.tiles.k, rows, columns}; }
-
   /// Adds one (batch, head)'s share.
   __device__ void head(std::int32_t b, std::int32_t h, std::int32_t i, index_range js) {
     bool loaded = false;
     for (std::int32_t j = js.begin; j < js.end; ++j) {
-      block const tile = tiles().tile(b, h, i, j);
+      block const tile = tiles(p_).tile(b, h, i, j);
       cover const c = cover_of(p_.f, tile);
       if (c == cover::empty) continue;
       if (!loaded)
@@ -185,7 +183,7 @@ class sink_kernel {
   struct problem : backward_problem<C, F> {
     parameter_view<float> to;
     problem(backward_args<C> const& a, F const& f, row_values row)
-        : backward_problem<C, F>(a, f, row, 1, 1), to(parameter_gradient<I>(f)) {}
+        : backward_problem<C, F>(a, f, row), to(parameter_gradient<I>(f)) {}
   };
   static std::int64_t units(problem const& p) { return p.to.size[0] * p.to.size[1] * p.to.size[2]; }
 

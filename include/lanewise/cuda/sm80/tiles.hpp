@@ -43,21 +43,23 @@ constexpr shape_of_tile tuned(shape_of_tile table, tile asked, bool rows_are_que
           asked.stages ? asked.stages : table.stages};
 }
 
-/// Rows: queries with Q and O; columns: keys, K and V. Registers a lane: O 16 m w / 32 + S 16 m columns / 32.
+/// Rows: queries with Q and O; columns: keys, K and V. Registers a lane: O 16 m w / 32 + S 16 m columns / 32. In limbs
+/// at width 128, 64 x 64 is under a mask 1.03 to 1.27 times as fast as 128 x 32.
 template <config C, tuning T, class F>
 constexpr shape_of_tile forward_shape() {
   constexpr int w = width_of<C>();
   shape_of_tile t{};
   if (is_16_bit<C>) {
-    if (w <= 64 && !has_mask<F> && !has_score<F>) t = {128, 128, widest_m<C>(2), 1};  // 64: O 64 + S 128, 48 KiB
+    if (w <= 64 && sees_one_run<F> && !has_score<F>) t = {128, 128, widest_m<C>(2), 1};  // 64: O 64 + S 128, 48 KiB
     else if (w <= 128) t = {128, 64, widest_m<C>(2), 1};  // 128: O 128 + S 64 registers, 64 KiB
     else if (w <= 192) t = {128, 64, 1, 1};               // 192: O 96 + S 32, 96 KiB
     else t = {64, 64, 1, 1};                              // 256: O 128 + S 32, 96 KiB
   } else {
-    if (w <= 64) t = {128, 64, widest_m<C>(2), 1};        // 64: O 64 + S 64, 64 KiB
-    else if (w <= 128) t = {128, 32, widest_m<C>(2), 1};  // 128: O 128 + S 32, 96 KiB
-    else if (w <= 192) t = {64, 32, 1, 1};                // 192: O 96 + S 16, 96 KiB
-    else t = {64, 16, 1, 1};                              // 256: O 128 + S 8, 96 KiB
+    if (w <= 64) t = {128, 64, widest_m<C>(2), 1};                        // 64: O 64 + S 64, 64 KiB
+    else if (w <= 128 && in_limbs<C> && has_mask<F>) t = {64, 64, 1, 1};  // 128: O 64 + S 32, 96 KiB
+    else if (w <= 128) t = {128, 32, widest_m<C>(2), 1};                  // 128: O 128 + S 32, 96 KiB
+    else if (w <= 192) t = {64, 32, 1, 1};                                // 192: O 96 + S 16, 96 KiB
+    else t = {64, 16, 1, 1};                                              // 256: O 128 + S 8, 96 KiB
   }
   return tuned(t, T.sm80_forward, true);
 }
@@ -65,13 +67,16 @@ constexpr shape_of_tile forward_shape() {
 /// Rows: keys with K, V, dK, dV; columns: queries, Q and dO. Registers: dK and dV m w, S and dP m columns. Past width
 /// 128 dK and dV no longer fit together and are computed one after the other, in f32, whose operands take more
 /// registers, past 64: at 128 a second pass over S is 17% faster than 1.6 KB of spills were. In tf32 and f32_split one
-/// pass at 128 is 25% faster than two. In limbs, two small blocks are 8% faster than a large one at width 64.
+/// pass at 128 is 25% faster than two. In limbs, blocks of 64 keys are faster than one of 128 at width 64: in f32_split
+/// by 8%, in bf16_split, with 64 queries at a time and the same for dQ, by 20 to 44%.
 template <config C, tuning T, class F>
 constexpr shape_of_tile key_gradient_shape() {
   constexpr int w = width_of<C>();
   shape_of_tile t{};
   if (is_16_bit<C>) {
-    if (w <= 64) t = {128, 32, widest_m<C>(2), 2};                             // 64: 128 + 64 registers, 48 KiB
+    if (w <= 64)
+      t = in_limbs<C> ? shape_of_tile{64, 64, 1, 1}
+                      : shape_of_tile{128, 32, widest_m<C>(2), 2};             // 64: 128 + 64 registers, 48 KiB
     else if (w <= 128) t = {64, has_score<F> || in_limbs<C> ? 32 : 64, 1, 2};  // 128: 128 + 64, 96 KiB
     else if (w <= 192) t = {64, 32, 1, 2};                                     // 192, one of the two: 96 + 32, 96 KiB
     else t = {64, 32, 1, 1};                                                   // 256: 128 + 32, 96 KiB
@@ -91,7 +96,10 @@ constexpr shape_of_tile query_gradient_shape() {
   constexpr int w = width_of<C>();
   shape_of_tile t{};
   if (is_16_bit<C>) {
-    if (w <= 64) t = {128, has_score<F> ? 32 : 64, widest_m<C>(2), 2};  // 64: 64 + 128 registers, 64 KiB
+    if (w <= 64)
+      t = in_limbs<C>
+              ? shape_of_tile{64, 64, 1, 1}
+              : shape_of_tile{128, has_score<F> ? 32 : 64, widest_m<C>(2), 2};  // 64: 64 + 128 registers, 64 KiB
     else if (w <= 128)
       t = has_score<F> ? shape_of_tile{64, 64, 1, 1}
                        : shape_of_tile{128, 32, widest_m<C>(2), 2};  // 128: 128 + 64, 96 KiB
