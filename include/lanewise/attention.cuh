@@ -115,15 +115,21 @@ status forward_sm80(on_cuda on, forward_args<C> const& a, F const& f, sm90a_imag
 }
 
 /// The wgmma forward where the device, the compiled code and the views allow it, else the other.
-template <config C, tuning T, class F>
-status forward_16_bit(on_cuda on, forward_args<C> const& a, F const& f) {
-  using kernel = sm90::forward_kernel<C, T, F>;
+template <config C, tuning T, sm90::forward_shape size, class F>
+status forward_sm90(on_cuda on, forward_args<C> const& a, F const& f) {
+  using kernel = sm90::forward_kernel<C, F, size>;
   sm90a_image const image = image_of<kernel>();
   typename kernel::problem p = kernel::problem_of(a, f);
   if (image != sm90a_image::runs || !kernel::encode_maps(p, a)) return forward_sm80<C, T>(on, a, f, image);
   status done = launch_persistent<kernel>(on, p.order.count(), p);
   if (done) done.kernel = label_sm90(C.precision);
   return done;
+}
+/// The tile depends on the number of keys.
+template <config C, tuning T, class F>
+status forward_16_bit(on_cuda on, forward_args<C> const& a, F const& f) {
+  constexpr sm90::forward_shape few = sm90::forward_tile_of_few_keys<C, T, F>(), many = sm90::forward_tile<C, T, F>();
+  return a.k.size.sequence <= sm90::few_keys ? forward_sm90<C, T, few>(on, a, f) : forward_sm90<C, T, many>(on, a, f);
 }
 
 /// The launches of a backward.

@@ -7,9 +7,10 @@
 namespace testing {
 
 /// The shapes of a parity run: ragged and whole tiles, one query, more queries than keys and the reverse, grouped
-/// heads, a walk over queries that is shared by tens of blocks.
+/// heads, a walk over queries that is shared by tens of blocks, more keys than sm90::few_keys.
 inline std::vector<sizes> parity_shapes() {
-  return {{1, 128, 128, 2, 2}, {2, 200, 173, 4, 2}, {1, 70, 300, 3, 1}, {1, 260, 65, 2, 2}, {2, 1, 77, 2, 1}, {1, 900, 33, 4, 1}};
+  return {{1, 128, 128, 2, 2}, {2, 200, 173, 4, 2}, {1, 70, 300, 3, 1},  {1, 260, 65, 2, 2},
+          {2, 1, 77, 2, 1},    {1, 900, 33, 4, 1},  {1, 150, 1100, 2, 1}};
 }
 
 /// The case as the products see it: tf32 rounds every operand to nearest, 11 bits.

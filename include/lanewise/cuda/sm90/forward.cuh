@@ -41,10 +41,9 @@ struct stream_step {
   __device__ bool is(std::int32_t flag) const { return (word & flag) != 0; }
 };
 
-template <config C, tuning T, class F>
+template <config C, class F, forward_shape size>
 class forward_kernel {
   using E = element<C>;
-  static constexpr forward_shape size = forward_tile<C, T, F>();
   static constexpr int d = C.head_dim, width = width_of<C>, n = size.columns / 8, on = width / 8;
   using query_tile = gpu::swizzled_tile<E, size.rows, d>;
   using key_tile = gpu::swizzled_tile<E, size.columns, d>;

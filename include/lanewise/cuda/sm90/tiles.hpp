@@ -65,6 +65,19 @@ constexpr forward_shape forward_tile() {
   return t;
 }
 
+/// The tile of a call with at most `few_keys` keys. A mask then leaves a query tile few steps, most of them on its
+/// edge: smaller tiles hold fewer hidden pairs, and more of them even out what the multiprocessors do.
+template <config C, tuning T, class F>
+constexpr forward_shape forward_tile_of_few_keys() {
+  constexpr forward_shape t = forward_tile<C, T, F>();
+  constexpr bool tuned = T.sm90_forward != tile{};
+  if (!has_mask<F> || tuned) return t;
+  if (t.rows == 192 && t.columns == 128) return {128, 128, 2, 4, 4, 40};                     // 160 KiB
+  if (C.head_dim > 192 && t.columns == 80) return {128, 64, 1, 2, 3, t.producer_registers};  // width 256: 224 KiB
+  return t;
+}
+inline constexpr std::int64_t few_keys = 1024;
+
 /// Bytes of shared memory, or a sentence at compile time.
 template <int bytes>
 constexpr int fits() {
