@@ -50,7 +50,8 @@ constexpr shape_of_tile forward_shape() {
   constexpr int w = width_of<C>();
   shape_of_tile t{};
   if (is_16_bit<C>) {
-    if (w <= 64 && sees_one_run<F> && !has_score<F>) t = {128, 128, widest_m<C>(2), 1};  // 64: O 64 + S 128, 48 KiB
+    // 64: O 64 + S 128 registers, 48 KiB; a mask that reads memory needs more of them
+    if (w <= 64 && sees_one_run<F> && !has_score<F> && alignof(F) < alignof(void*)) t = {128, 128, widest_m<C>(2), 1};
     else if (w <= 128) t = {128, 64, widest_m<C>(2), 1};  // 128: O 128 + S 64 registers, 64 KiB
     else if (w <= 192) t = {128, 64, 1, 1};               // 192: O 96 + S 32, 96 KiB
     else t = {64, 64, 1, 1};                              // 256: O 128 + S 32, 96 KiB
