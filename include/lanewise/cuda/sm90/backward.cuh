@@ -10,15 +10,10 @@
 // (backward_tiles.hpp), while the next step is computed. The first to come writes instead of adding, so that nothing is
 // cleared beforehand.
 //
-// At head dim 128 S of the next step is issued behind dK of this one, so that the tensor cores have work while a step
-// ends and the next begins; the exponentials run beside dP, dS beside dV, the way of dQ out of the registers beside dK.
-// dQ takes the registers of S and the rounded dS those of dP: with arrays of their own the registers end and ptxas
+// S of the next step is issued behind dK of this one, so that the tensor cores have work while a step ends and the next
+// begins; the exponentials run beside dP, dS beside dV, the way of dQ out of the registers beside dK. dQ takes the
+// registers of S and the rounded dS those of dP: with arrays of their own the registers end at head dim 128 and ptxas
 // serialises all products (C7512).
-//
-// Up to head dim 64 the exponentials take longer than a product: 32 MUFU instructions a thread for 64 x 64 scores, 8
-// clocks each of a quarter of the multiprocessor, against 256 clocks of the tensor cores. A tile is computed in two
-// halves of 64 queries, and S of the next tile's first half goes ahead of dQ and dK, which then run beside its
-// exponentials.
 #pragma once
 
 #include "../../softmax.hpp"
@@ -316,126 +311,76 @@ class backward_kernel {
       if (has_mask<F>)
         zero_hidden_rows<size.columns>(
             1 + group, [&](std::int32_t r) { return is_hidden_key(r); }, k_);
-      if constexpr (chunks == 1) walk_tiles(d_k, d_v, group);
-      else walk_halves(d_k, d_v, group);
+      walk(d_k, d_v, group);
     }
     store(p_.d_k, d_k, group, p_.plain_scale);
     store(p_.d_v, d_v, group, 1.f);
   }
 
-  __device__ __forceinline__ void walk_tiles(key_gradient& d_k, key_gradient& d_v, int group) {
-    scores s, dp;
-    rounded p, ds;
+  __device__ __forceinline__ void walk(key_gradient& d_k, key_gradient& d_v, int group) {
+    scores s[chunks], dp;
+    rounded p, ds[chunks];
     query_step step = take(0);
-    multiply_queries(s, 0, 0, group);
+    multiply_queries(s, 0, group);
     for (std::uint32_t number = 0;; ++number) {
       int const stage = ring::stage(number);
-      await_gradients(number);
-      gpu::wgmma_wait<0>(s[0]);
+      gpu::mbarrier_wait(at(s_.full_d_o[stage]), ring::parity(number));
+      gpu::wgmma_wait<0>(s[0][0]);
+#pragma unroll
+      for (int c = 1; c < chunks; ++c) gpu::pin(s[c][0]);
       multiply_values(dp, stage, 0, group);
-      plan_ahead(number, group);
-      std::uint32_t const kept = kept_pairs(step, 0, group);
-      hide_queries(step, stage, group);
-      exponentiate(s, p, step, kept, stage, 0, group);
-      add_product(d_v, p, d_o_.stage(stage), 0);
-      gpu::wgmma_wait<1>(dp[0]);
-      score_gradients(ds, s, dp, step, stage, 0, group);
-      exchange_score_gradients();
-      multiply_keys(s, stage, group);
-      add_product(d_k, ds, q_.stage(stage), 0);
-      gpu::wgmma_wait<1>(s[0]);
+      if (!plans_beside_dq) plan_ahead(number, group);
+      std::uint64_t kept = 0;  // 32 bits a chunk
+      bool const masked = step.is(query_step::masked);
+      if (masked) {
+#pragma unroll
+        for (int c = 0; c < chunks; ++c)
+          kept |= std::uint64_t(gpu::kept_pairs<n>(p_.f, tile_of(step, c), first_row(group))) << 32 * c;
+        if (has_mask<F>) hide_queries(step, stage, group);
+      }
+#pragma unroll
+      for (int c = 0; c < chunks; ++c) {
+        if (c > 0) {
+          gpu::wgmma_wait<1>(d_v[0]);
+          gpu::pin(p);
+        }
+        exponentiate(s[c], p, step, std::uint32_t(kept >> 32 * c), stage, c, group);
+        add_product(d_v, p, d_o_.stage(stage), c);
+        gpu::wgmma_wait<1>(dp[0]);
+        if (masked) gpu::score_gradients<true, E, n>(ds[c], s[c], dp, delta_address(stage, c));
+        else gpu::score_gradients<false, E, n>(ds[c], s[c], dp, delta_address(stage, c));
+        if (c + 1 < chunks) multiply_values(dp, stage, c + 1, group);
+        gpu::store_transposed<n>(ds_.stage(stage), 64 * c, first_row(group), ds[c]);
+      }
+      gpu::async_proxy_fence();
+      gpu::named_barrier<128 * groups>(1 + groups);
+      multiply_keys(s[0], stage, group);
+#pragma unroll
+      for (int c = 0; c < chunks; ++c) add_product(d_k, ds[c], q_.stage(stage), c);
+      if (plans_beside_dq) plan_ahead(number, group);
+      gpu::wgmma_wait<chunks>(s[0][0]);
       gpu::pin(d_v[0]), gpu::pin(p);
-      release(s_.empty_d_o[stage]);
-      if (p_.sums) hand_over(s, number, group);
+      if (leads()) gpu::mbarrier_arrive(at(s_.empty_d_o[stage]));
+      if (p_.sums) hand_over(s[0], number, group);
       bool const last = step.is(query_step::last);
       if (!last) step = take(number + 1);
       // Behind the last step they multiply what lies there, and nobody reads the result.
-      multiply_queries(s, ring::stage(number + 1), 0, group);
+      multiply_queries(s, ring::stage(number + 1), group);
       gpu::wgmma_wait<1>(d_k[0]);
-      gpu::pin(ds);
-      release(s_.empty_q[stage]);
+#pragma unroll
+      for (int c = 0; c < chunks; ++c) gpu::pin(ds[c]);
+      if (leads()) gpu::mbarrier_arrive(at(s_.empty_q[stage]));
       if (last) break;
     }
-    gpu::wgmma_wait<0>(s[0]);
-  }
-
-  /// A turn of the loop begins in the middle of a tile, where only dV of its first half and S of its second are under
-  /// way. Registers: 64 of dK and dV, 64 of S, 32 of dP or dQ, 16 of P, 32 of dS while S of the second half is not
-  /// there.
-  __device__ __forceinline__ void walk_halves(key_gradient& d_k, key_gradient& d_v, int group) {
-    scores s[2], dp;
-    rounded p, ds[2];
-    query_step step = take(0);
-    multiply_queries(s[0], 0, 0, group);
     gpu::wgmma_wait<0>(s[0][0]);
-    std::uint32_t kept = begin_tile(s[0], p, step, 0, group);
-    add_product(d_v, p, d_o_.stage(0), 0);
-    multiply_queries(s[1], 0, 1, group);
-    std::uint32_t number = 0;
-    while (true) {
-      int const stage = ring::stage(number);
-      multiply_values(dp, stage, 0, group);
-      gpu::wgmma_wait<1>(s[1][0]);
-      gpu::pin(d_v[0]), gpu::pin(p);
-      exponentiate(s[1], p, step, kept, stage, 1, group);
-      add_product(d_v, p, d_o_.stage(stage), 1);
-      gpu::wgmma_wait<1>(dp[0]);
-      score_gradients(ds[0], s[0], dp, step, stage, 0, group);
-      multiply_values(dp, stage, 1, group);
-      gpu::wgmma_wait<0>(dp[0]);
-      gpu::pin(d_v[0]), gpu::pin(p);
-      release(s_.empty_d_o[stage]);
-      score_gradients(ds[1], s[1], dp, step, stage, 1, group);
-      exchange_score_gradients();
-      if (step.is(query_step::last)) break;
-      int const next = ring::stage(++number);
-      step = take(number);
-      multiply_queries(s[0], next, 0, group);
-      end_tile(dp, d_k, ds, stage, group);
-      plan_ahead(number - 1, group);
-      gpu::wgmma_wait<3>(s[0][0]);
-      kept = begin_tile(s[0], p, step, number, group);
-      gpu::wgmma_wait<0>(dp[0]);
-      gpu::pin(d_k[0]), gpu::pin(ds[0]), gpu::pin(ds[1]);
-      add_product(d_v, p, d_o_.stage(next), 0);
-      multiply_queries(s[1], next, 1, group);
-      release(s_.empty_q[stage]);
-      if (p_.sums) hand_over(dp, number - 1, group);
-    }
-    end_tile(dp, d_k, ds, ring::stage(number), group);
-    gpu::wgmma_wait<0>(dp[0]);
-    gpu::pin(d_k[0]);
-    if (p_.sums) hand_over(dp, number, group);
-  }
-  /// P of a tile's first half; the pairs kept of its second.
-  __device__ __forceinline__ std::uint32_t begin_tile(scores& s, rounded& p, query_step const& step,
-                                                      std::uint32_t number, int group) const {
-    int const stage = ring::stage(number);
-    std::uint32_t const first = kept_pairs(step, 0, group), second = kept_pairs(step, 1, group);
-    await_gradients(number);
-    hide_queries(step, stage, group);
-    exponentiate(s, p, step, first, stage, 0, group);
-    return second;
-  }
-  /// The products that need dS: dQ of this block, and dK.
-  __device__ __forceinline__ void end_tile(scores& d_q, key_gradient& d_k, rounded (&ds)[2], int stage,
-                                           int group) const {
-    multiply_keys(d_q, stage, group);
-    add_product(d_k, ds[0], q_.stage(stage), 0);
-    add_product(d_k, ds[1], q_.stage(stage), 1);
   }
 
-  static __device__ __forceinline__ void release(std::uint64_t& empty) {
-    if (leads()) gpu::mbarrier_arrive(at(empty));
-  }
-  /// Beside products that this warpgroup would wait for.
+  /// The walk is planned beside products that are waited for: beside dQ, which all wait for, or beside dP. The first is
+  /// 2 to 6 % faster where there is something to plan or dP has exponentials enough beside it, 3 % slower where not.
+  static constexpr bool plans_beside_dq = has_mask<F> || chunks > 1;
   __device__ __forceinline__ void plan_ahead(std::uint32_t number, int group) {
     if (group == 0 && gpu::thread_index_anew() % 128 == 0) plan(number + ahead);
     __syncwarp();
-  }
-  /// Waits for dO of a step.
-  __device__ __forceinline__ void await_gradients(std::uint32_t number) const {
-    gpu::mbarrier_wait(at(s_.full_d_o[ring::stage(number)]), ring::parity(number));
   }
   /// Waits for Q of a step.
   __device__ __forceinline__ query_step take(std::uint32_t number) const {
@@ -450,13 +395,16 @@ class backward_kernel {
   }
 
   /// S^T = K Q^T
-  __device__ __forceinline__ void multiply_queries(scores& s, int stage, int chunk, int group) const {
-    gpu::wgmma_operand const k = k_.rows_from(64 * group).of_warp(),
-                             q = q_.stage(stage).rows_from(64 * chunk).of_warp();
+  __device__ __forceinline__ void multiply_queries(scores (&s)[chunks], int stage, int group) const {
+    gpu::wgmma_operand const k = k_.rows_from(64 * group).of_warp();
     gpu::wgmma_fence();
 #pragma unroll
-    for (int c = 0; c < d; c += 16)
-      gpu::wgmma<E, true>(s[0], k + key_tile::column_offset(c), q + query_tile::column_offset(c), c != 0);
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      gpu::wgmma_operand const q = q_.stage(stage).rows_from(64 * chunk).of_warp();
+#pragma unroll
+      for (int c = 0; c < d; c += 16)
+        gpu::wgmma<E, true>(s[chunk][0], k + key_tile::column_offset(c), q + query_tile::column_offset(c), c != 0);
+    }
     gpu::wgmma_commit();
   }
   /// dP^T = V dO^T
@@ -495,11 +443,6 @@ class backward_kernel {
     t.q_begin += 64 * chunk;
     return t;
   }
-  /// Which pairs of a masked step take part.
-  __device__ __forceinline__ std::uint32_t kept_pairs(query_step const& step, int chunk, int group) const {
-    if (!step.is(query_step::masked)) return 0;
-    return gpu::kept_pairs<n>(p_.f, tile_of(step, chunk), first_row(group));
-  }
   __device__ __forceinline__ void exponentiate(scores& s, rounded& p, query_step const& step, std::uint32_t kept,
                                                int stage, int chunk, int group) const {
     if (!has_score<F> && p_.scale.before != 1.f)
@@ -510,19 +453,6 @@ class backward_kernel {
     if (step.is(query_step::masked))
       gpu::exponentiate_columns<true, E, n>(s, p, p_.f, t, first_row(group), kept, p_.scale, base);
     else gpu::exponentiate_columns<false, E, n>(s, p, p_.f, t, first_row(group), kept, p_.scale, base);
-  }
-
-  /// dS, in registers for dK and in shared memory for dQ.
-  __device__ __forceinline__ void score_gradients(rounded& ds, scores const& weight, scores const& dp,
-                                                  query_step const& step, int stage, int chunk, int group) const {
-    if (step.is(query_step::masked)) gpu::score_gradients<true, E, n>(ds, weight, dp, delta_address(stage, chunk));
-    else gpu::score_gradients<false, E, n>(ds, weight, dp, delta_address(stage, chunk));
-    gpu::store_transposed<n>(ds_.stage(stage), 64 * chunk, first_row(group), ds);
-  }
-  /// After it dS of all warpgroups is there.
-  static __device__ __forceinline__ void exchange_score_gradients() {
-    gpu::async_proxy_fence();
-    gpu::named_barrier<128 * groups>(1 + groups);
   }
 
   /// dQ to shared memory in the order of query_sums, for the adding warps.
@@ -558,7 +488,6 @@ class backward_kernel {
   }
   /// Rows of Q and dO that see none of the tile's keys become zeros before they meet dS and P.
   __device__ __forceinline__ void hide_queries(query_step const& step, int stage, int group) const {
-    if (!has_mask<F> || !step.is(query_step::masked)) return;
     block const t = tile_of(step);
     auto const hidden = [&](std::int32_t r) { return t.q_begin + r < t.q_end && sees_no_key(p_.f, t, t.q_begin + r); };
     zero_hidden_rows<size.rows>(1 + group, hidden, q_.stage(stage), d_o_.stage(stage));
