@@ -23,7 +23,8 @@ struct lm_fields : run_fields<Wrap> {
             "leave out documents longer than so many bytes; nothing is ever cut. Default: none are left out"},
       sets.max_len...);
     f(field{"Text", "validation", "share of the documents kept for validation"}, sets.validation_share...);
-    f(field{"Model", "preset", "sizes to start from: small, tiny, 0.6b, 1.7b, 4b or 8b", zero_is_value}, sets.preset...);
+    f(field{"Model", "preset", "sizes to start from: small, tiny, 0.6b, 1.7b, 4b or 8b", zero_is_value},
+      sets.preset...);
     run_fields<Wrap>::size_table(f, sets...);
     f(field{"Model", "ablate", "none, or attention: its output is zero, to see what it is worth", zero_is_value},
       sets.ablate...);

@@ -118,8 +118,8 @@ TEST_CASE("keys and queries outside every document may hold NaN") {
   CHECK(same_results(clean, dirty));
 }
 
-// Above head dim 128 d_q has a kernel of its own: of a window of 20 keys, 60 keys that no row sees, then 61 rows that see
-// no key, within tiles that are visited.
+// Above head dim 128 d_q has a kernel of its own: of a window of 20 keys, 60 keys that no row sees, then 61 rows that
+// see no key, within tiles that are visited.
 TEST_CASE("at head dim 256 what no row sees reaches no output, NaN included") {
   constexpr config C = instances::bf16_256_window::c;
   constexpr std::int64_t d = 256, heads = 2;
@@ -261,8 +261,9 @@ TEST_CASE("a workspace that is too small is refused with both numbers") {
   CHECK(std::string(s.message()).find(std::to_string(needed)) != std::string::npos);
 }
 
-// Row values 2 x 2 x 8 heads x 384 padded rows x 4 bytes; on wgmma 80 query tiles of 64 x 128 f32 and 81 words. On mma.sync
-// 24 key tiles of 64 keys, each seen by 4 heads x 5 query tiles, so that five shares leave 2 x 333 x 2 x 128 f32 each.
+// Row values 2 x 2 x 8 heads x 384 padded rows x 4 bytes; on wgmma 80 query tiles of 64 x 128 f32 and 81 words. On
+// mma.sync 24 key tiles of 64 keys, each seen by 4 heads x 5 query tiles, so that five shares leave 2 x 333 x 2 x 128
+// f32 each.
 TEST_CASE("the workspace of a backward, to the byte") {
   constexpr config c = instances::bf16_128_full::c;
   extents const q{2, 300, 8, 128}, k{2, 333, 2, 128};
