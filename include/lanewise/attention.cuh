@@ -12,13 +12,14 @@
 #include "attention.hpp"
 #include "cuda/device.hpp"
 #include "cuda/launch.cuh"
+#include "cuda/sm80/backward.cuh"
 #include "cuda/sm80/backward_keys.cuh"
 #include "cuda/sm80/backward_queries.cuh"
 #include "cuda/sm80/forward.cuh"
 #include "cuda/sm80/parameter_gradient.cuh"
 #include "cuda/sm80/preprocess.cuh"
+#include "cuda/sm80/query_sums.cuh"
 #include "cuda/sm90/backward.cuh"
-#include "cuda/sm90/backward_queries.cuh"
 #include "cuda/sm90/forward.cuh"
 #include "cuda/sm90/wide_keys.cuh"
 #include "cuda/sm90/wide_queries.cuh"
@@ -72,29 +73,34 @@ std::size_t partial_bytes(F const& f, extents q) {
            std::size_t(sm80::parameter_partials(parameter_gradient<I>(f), q, sm80::parameter_kernel<C, T, F, I>::rows));
 }
 
-/// The workspace of a backward: row sums; on wgmma the f32 sums of dQ, whose turn it is at each query tile, and the
-/// blocks' numbers; then the partial sums of one parameter after the other in the same room.
+/// The workspace of a backward: row sums; where one kernel gives d_q, d_k and d_v, the f32 sums of dQ, whose turn it is
+/// at each query tile, and the blocks' numbers; then the partial sums of one parameter after the other in the same room.
 struct backward_room {
   std::size_t sums, turns, partials, bytes;
 };
+/// `hopper`: a chip on which either kernel may run, as this file was compiled, which the caller of backward_workspace
+/// does not know.
 template <config C, tuning T, class F>
-backward_room backward_layout(extents q, F const& f, bool wgmma, bool want_q) {
+backward_room backward_layout(extents q, F const& f, bool hopper, bool want_q) {
   auto const whole = [](std::size_t bytes) {
     return (bytes + workspace_alignment - 1) / workspace_alignment * workspace_alignment;
   };
-  std::size_t most = 0;
+  std::size_t most = 0, sums = 0, words = 0;
   for_each_parameter<F>([&]<int I> {
     std::size_t const bytes = partial_bytes<C, T, F, I>(f, q);
     most = bytes > most ? bytes : most;
   });
-  backward_room room{};
-  room.sums = room.turns = room.partials = whole(row_values::bytes(q));
+  auto const make_room_for = [&]<class K>() {
+    std::size_t const s = std::size_t(K::query_tiles(q)) * K::query_sums.bytes(), w = std::size_t(K::turn_words(q));
+    sums = s > sums && want_q ? s : sums, words = w > words ? w : words;
+  };
+  if constexpr (sm80::has_one_pass<C, T>) make_room_for.template operator()<sm80::backward_kernel<C, F>>();
   if constexpr (sm90::has_backward<C>)
-    if (wgmma) {
-      std::size_t const tiles = std::size_t(sm90::backward_kernel<C, T, F>::query_tiles(q));
-      room.turns += want_q ? tiles * sm90::query_sums::bytes : 0;
-      room.partials = room.turns + whole((tiles + 1) * sizeof(std::uint32_t));
-    }
+    if (hopper) make_room_for.template operator()<sm90::backward_kernel<C, T, F>>();
+  backward_room room{};
+  room.sums = whole(row_values::bytes(q));
+  room.turns = room.sums + sums;
+  room.partials = room.turns + whole(words * sizeof(std::uint32_t));
   room.bytes = room.partials + whole(most);
   return room;
 }
@@ -136,16 +142,21 @@ struct backward_calls {
     return start<kernel>({a.o, a.d_o, a.lse, a.d_lse, row, padded_rows(a.q.size.sequence) / row_padding,
                           aligned_to_16(a.o) && aligned_to_16(a.d_o), cleared, words});
   }
-  /// d_q, d_k and d_v on wgmma; `p` has its maps.
-  template <class K>
-  status gradients_sm90(typename K::problem& p) const {
-    status done = row_sums(p.turns, K::query_tiles(a.q.size) + 1);
-    if (done && (a.d_q || a.d_k || a.d_v)) done = start_blocks<K>(kernel_sm90a<K>, on, p.order.count(), p);
-    using last = sm90::query_gradient_kernel<C, T, F>;
+  /// d_q, d_k and d_v from kernel K, which `start_k` starts.
+  template <class K, class Start>
+  status one_pass(typename K::problem& p, Start const& start_k) const {
+    status done = row_sums(p.turns, K::turn_words(a.q.size));
+    if (done && (a.d_q || a.d_k || a.d_v)) done = start_k(p);
+    using last = sm80::query_sums_kernel<C, K, F>;
     if (done && a.d_q) done = start<last>({a.d_q, f, p.tiles, p.sums, a.scale, aligned_to_16(a.d_q), a.accumulate});
     return done;
   }
-  /// The same above head dim 128; `keys` and `queries` have their maps.
+  /// The same on wgmma; `p` has its maps.
+  template <class K>
+  status gradients_sm90(typename K::problem& p) const {
+    return one_pass<K>(p, [&](auto& x) { return start_blocks<K>(kernel_sm90a<K>, on, p.order.count(), x); });
+  }
+  /// On wgmma above head dim 128; `keys` and `queries` have their maps.
   template <class K, class Q>
   status wide_gradients_sm90(typename K::problem& keys, typename Q::problem& queries) const {
     status done = row_sums();
@@ -158,6 +169,20 @@ struct backward_calls {
     if (done) done = parameters();
     if (done) done.kernel = label_sm90(C.precision);
     return done;
+  }
+  /// d_q, d_k and d_v on mma.sync.
+  status gradients_sm80(float* sums, std::uint32_t* turns) const {
+    if constexpr (sm80::has_one_pass<C, T>) {
+      using kernel = sm80::backward_kernel<C, F>;
+      typename kernel::problem p = kernel::problem_of(a, f, row, sums, turns);
+      return one_pass<kernel>(p, [&](auto const& x) { return start<kernel>(x); });
+    } else {
+      status done = row_sums();
+      if (done) done = delta();
+      if (done) done = key_gradients();
+      if (done) done = query_gradient();
+      return done;
+    }
   }
   status key_gradients() const {
     if constexpr (sm80::key_gradients_apart<C>) {
@@ -221,11 +246,11 @@ status run_backward(on_cuda on, backward_args<C> const& a, F const& f, workspace
   auto const at = [&](std::size_t offset) { return static_cast<std::byte*>(scratch.data) + offset; };
   backward_calls<C, T, F> const run{on, a, f, row_values::in(scratch.data, a.q.size),
                                     reinterpret_cast<float*>(at(room.partials))};
+  float* const sums = a.d_q ? reinterpret_cast<float*>(at(room.sums)) : nullptr;
+  std::uint32_t* const turns = reinterpret_cast<std::uint32_t*>(at(room.turns));
   if constexpr (sm90::has_backward<C>) {
     using kernel = sm90::backward_kernel<C, T, F>;
-    float* const sums = a.d_q ? reinterpret_cast<float*>(at(room.sums)) : nullptr;
-    typename kernel::problem p =
-        kernel::problem_of(a, f, run.row, sums, reinterpret_cast<std::uint32_t*>(at(room.turns)));
+    typename kernel::problem p = kernel::problem_of(a, f, run.row, sums, turns);
     if (image == sm90a_image::runs && kernel::encode_maps(p, a)) {
       return run.finish_sm90(run.template gradients_sm90<kernel>(p));
     }
@@ -239,10 +264,7 @@ status run_backward(on_cuda on, backward_args<C> const& a, F const& f, workspace
       return run.finish_sm90(run.template wide_gradients_sm90<keys, queries>(k, q));
     }
   }
-  status done = run.row_sums();
-  if (done) done = run.delta();
-  if (done) done = run.key_gradients();
-  if (done) done = run.query_gradient();
+  status done = run.gradients_sm80(sums, turns);
   if (done) done = run.parameters();
   if (done) done.kernel = label_instead(C.precision, sm80::backward_problem<C, F>::inputs_aligned(a), image);
   return done;

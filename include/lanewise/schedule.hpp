@@ -89,6 +89,30 @@ LANEWISE_HD constexpr bool no_query_sees(F const& f, block const& t, std::int32_
   return true;
 }
 
+/// Query q sees no key of the tile.
+template <class F>
+LANEWISE_HD constexpr bool sees_no_key(F const& f, block const& t, std::int32_t q) {
+  if (keep(f, {t.batch, t.head, q, t.k_begin}) || keep(f, {t.batch, t.head, q, t.k_end - 1})) return false;
+  block const row = hull_of(f, {t.batch, t.head, q, q + 1, t.k_begin, t.k_end});
+  for (std::int32_t k = row.k_begin; k < row.k_end; ++k)
+    if (keep(f, {t.batch, t.head, q, k})) return false;
+  return true;
+}
+
+/// No query of these heads sees key k, which exists.
+template <class F>
+LANEWISE_HD constexpr bool no_head_sees(F const& f, tiling const& t, std::int32_t batch, std::int32_t first_head,
+                                        std::int32_t end_head, std::int32_t k) {
+  if (k >= t.k) return false;
+  for (std::int32_t h = first_head; h < end_head; ++h) {
+    block const column = hull_of(f, {batch, h, 0, t.q, k, k + 1});
+    if (is_empty(column) || cover_of(f, column) == cover::empty) continue;
+    for (std::int32_t q = column.q_begin; q < column.q_end; ++q)
+      if (keep(f, {batch, h, q, k})) return false;
+  }
+  return true;
+}
+
 /// What a call will visit, for benchmarks and tests.
 struct tile_counts {
   std::int64_t visited = 0, partial = 0, total = 0;

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "turn.cuh"
+
 namespace lanewise::gpu {
 
 /// Global to shared memory; the bytes are counted on `barrier`.
@@ -35,15 +37,14 @@ __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.w
 /// All of this thread's groups have been written.
 __device__ __forceinline__ void bulk_wait_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-/// Everything this thread has done, its finished bulk copies among it, is seen by whoever finds `turn` in the word.
-__device__ __forceinline__ void pass_turn(std::uint32_t* word, std::uint32_t turn) {
-  asm volatile("fence.proxy.async.global;\nst.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(turn) : "memory");
+/// pass_turn() that also orders this thread's finished bulk copies.
+__device__ __forceinline__ void pass_bulk_turn(std::uint32_t* word, std::uint32_t turn) {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  pass_turn(word, turn);
 }
-/// Waits for `turn` to stand in the word; bulk copies started afterwards come after those before pass_turn().
-__device__ __forceinline__ void await_turn(std::uint32_t const* word, std::uint32_t turn) {
-  std::uint32_t now;
-  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
-  while (now != turn);
+/// await_turn(); bulk copies started afterwards come after those before pass_bulk_turn().
+__device__ __forceinline__ void await_bulk_turn(std::uint32_t const* word, std::uint32_t turn) {
+  await_turn(word, turn);
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 

@@ -7,7 +7,7 @@
 //   S^T = K Q^T,  P^T = 2^(S^T - LSE),  dV += P^T dO,  dP^T = V dO^T,  dS^T = P^T (dP^T - delta),  dK += dS^T Q
 //   dQ += dS K, dS through shared memory
 // A second warp adds dQ to an f32 sum in the workspace, one key tile after the other in a fixed order
-// (backward_tiles.hpp), while the next step is computed. The first to come writes instead of adding, so that nothing is
+// (query_sums.hpp), while the next step is computed. The first to come writes instead of adding, so that nothing is
 // cleared beforehand.
 //
 // S of the next step is issued behind dK of this one, so that the tensor cores have work while a step ends and the next
@@ -23,6 +23,7 @@
 #include "../instruction/warpgroup.cuh"
 #include "../instruction/wgmma.cuh"
 #include "../launch.cuh"
+#include "../query_sums.hpp"
 #include "../row_values.hpp"
 #include "../tensor_map.hpp"
 #include "../tile/store.cuh"
@@ -62,14 +63,16 @@ class backward_kernel {
   static constexpr int ahead = 4;
   using plan_ring = gpu::ring<8>;
   static constexpr int row_bytes = size.rows * int(sizeof(float));  ///< LSE or delta of a query tile
-  static_assert(query_tile::slabs == size.slabs && groups == query_sums::parts && gpu::row_padding % size.rows == 0);
+  static_assert(query_tile::slabs == size.slabs && gpu::row_padding % size.rows == 0);
   static_assert(T.sm90_backward == tile{}, "tuning: sm90_backward has one tile for each head dim; leave it at 0");
 
  public:
+  static constexpr gpu::query_sums query_sums = size.sums();
   static constexpr char const* name = "sm90 backward, wgmma";
   static constexpr int threads = 128 * (1 + groups);
+  static_assert(groups == query_sums.parts());
   static constexpr int shared_bytes = fits<2 * key_tile::bytes + stages*(2 * query_tile::bytes + score_tile::bytes +
-                                                                         query_sums::bytes + 2 * row_bytes)>();
+                                                                         query_sums.bytes() + 2 * row_bytes)>();
 
   struct problem {
     CUtensorMap q, k, v, d_o;
@@ -94,6 +97,7 @@ class backward_kernel {
     return {std::int32_t(q.sequence), std::int32_t(k.sequence), size.rows, size.columns};
   }
   static std::int64_t query_tiles(extents q) { return q.batch * q.heads * tiles_of(q, q).q_tiles(); }
+  static std::int64_t turn_words(extents q) { return query_tiles(q) + 1; }
 
   /// Everything but the maps.
   static problem problem_of(backward_args<C> const& a, F const& f, gpu::row_values row, float* sums,
@@ -120,7 +124,7 @@ class backward_kernel {
             row,
             sums,
             turns,
-            turns + query_tiles(a.q.size)};
+            turns + turn_words(a.q.size) - 1};
   }
   /// False where the copy engine cannot walk a view.
   static bool encode_maps(problem& p, backward_args<C> const& a) {
@@ -141,7 +145,7 @@ class backward_kernel {
   __device__ backward_kernel(problem const& p, std::uint32_t shared, signals& s)
       : p_(p), s_(s), k_{shared}, v_{k_.base + key_tile::bytes}, q_{v_.base + key_tile::bytes},
         d_o_{q_.base + stages * query_tile::bytes}, ds_{d_o_.base + stages * query_tile::bytes},
-        sums_(ds_.base + stages * score_tile::bytes), rows_(sums_ + stages * query_sums::bytes) {}
+        sums_(ds_.base + stages * score_tile::bytes), rows_(sums_ + stages * query_sums.bytes()) {}
 
   __device__ void run() {
     if (threadIdx.x == 0) prepare();
@@ -255,7 +259,7 @@ class backward_kernel {
   __device__ std::uint32_t delta_address(int stage, int chunk = 0) const {
     return base_address(stage, chunk) + std::uint32_t(row_bytes);
   }
-  __device__ std::uint32_t sums_address(int stage) const { return sums_ + std::uint32_t(stage * query_sums::bytes); }
+  __device__ std::uint32_t sums_address(int stage) const { return sums_ + std::uint32_t(stage * query_sums.bytes()); }
 
   // The adding warp.
 
@@ -266,20 +270,20 @@ class backward_kernel {
     if (step.is(query_step::end)) return;
     for (std::uint32_t number = 0;; step = planned(++number)) {
       std::int64_t const index = p_.query_tile_index(s_.batch, step.head, step.i());
-      float* const to = p_.sums + index * (query_sums::bytes / int(sizeof(float)));
+      float* const to = p_.sums + index * (query_sums.bytes() / int(sizeof(float)));
       int const stage = ring::stage(number);
       gpu::mbarrier_wait(at(s_.full_sums[stage]), ring::parity(number));
       if (step.before < 0) {
-        gpu::bulk_store(to, sums_address(stage), query_sums::bytes);
+        gpu::bulk_store(to, sums_address(stage), query_sums.bytes());
       } else {
-        gpu::await_turn(p_.turns + index, std::uint32_t(step.before + 1));
-        gpu::bulk_add(to, sums_address(stage), query_sums::bytes);
+        gpu::await_bulk_turn(p_.turns + index, std::uint32_t(step.before + 1));
+        gpu::bulk_add(to, sums_address(stage), query_sums.bytes());
       }
       gpu::bulk_commit();
       gpu::bulk_wait_read();
       gpu::mbarrier_arrive(at(s_.empty_sums[stage]));
       gpu::bulk_wait_written();
-      gpu::pass_turn(p_.turns + index, std::uint32_t(s_.j + 1));
+      gpu::pass_bulk_turn(p_.turns + index, std::uint32_t(s_.j + 1));
       if (step.is(query_step::last)) return;
     }
   }
@@ -441,12 +445,12 @@ class backward_kernel {
     gpu::mbarrier_wait(at(s_.empty_sums[stage]), ring::parity(number) ^ 1);
     std::uint32_t const to =
         sums_address(stage) +
-        std::uint32_t((query_sums::part * group + query_sums::thread_stride * (gpu::thread_index_anew() % 128)) *
+        std::uint32_t((query_sums.part * group + query_sums.lane_stride * (gpu::thread_index_anew() % 128)) *
                       int(sizeof(float)));
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       float const(&x)[4] = d_q[0][j].x;
-      gpu::store_shared_4(to + std::uint32_t(j * query_sums::block_stride * int(sizeof(float))), __float_as_uint(x[0]),
+      gpu::store_shared_4(to + std::uint32_t(j * query_sums.block_stride * int(sizeof(float))), __float_as_uint(x[0]),
                           __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3]));
     }
     gpu::async_proxy_fence();
@@ -456,16 +460,8 @@ class backward_kernel {
 
   /// No query of the group's heads sees this key, which else would reach dQ.
   __device__ bool is_hidden_key(std::int32_t r) const {
-    block const t = p_.tiles.tile(s_.batch, 0, 0, s_.j);
-    std::int32_t const k = t.k_begin + r;
-    if (k >= t.k_end) return false;
-    for (std::int32_t h = s_.key_head * p_.ratio; h < (s_.key_head + 1) * p_.ratio; ++h) {
-      block const column = hull_of(p_.f, {s_.batch, h, 0, p_.tiles.q, k, k + 1});
-      if (is_empty(column) || cover_of(p_.f, column) == cover::empty) continue;
-      for (std::int32_t q = column.q_begin; q < column.q_end; ++q)
-        if (keep(p_.f, {s_.batch, h, q, k})) return false;
-    }
-    return true;
+    return no_head_sees(p_.f, p_.tiles, s_.batch, s_.key_head * p_.ratio, (s_.key_head + 1) * p_.ratio,
+                        s_.j * size.columns + r);
   }
   /// Rows of Q and dO that see none of the tile's keys become zeros before they meet dS and P.
   __device__ __forceinline__ void hide_queries(query_step const& step, int stage, int group) const {

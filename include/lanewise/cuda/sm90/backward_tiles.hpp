@@ -1,4 +1,4 @@
-// Tiles of the Hopper backward, and the arithmetic behind them; the workspace in which it sums dQ.
+// Tiles of the Hopper backward, and the arithmetic behind them.
 //
 // Five products of rows x columns x D a step: the matrix units of a multiprocessor take rows columns D 10 / 4096
 // clocks. Shared memory gives 128 bytes a clock to the operands and to dS and dQ on their way. KiB of a step, and
@@ -12,9 +12,12 @@
 #pragma once
 
 #include "../../schedule.hpp"
+#include "../query_sums.hpp"
 #include "tiles.hpp"
 
 namespace lanewise::sm90 {
+
+using gpu::key_order, gpu::key_order_of;
 
 /// Head dims up to 128 have the backward of five products here.
 template <config C>
@@ -35,6 +38,7 @@ LANEWISE_HD constexpr bool asks_for_pairs(F const& f, block const& t) {
 struct backward_shape {
   int rows, columns;  ///< queries of a tile; keys of a block, 64 a warpgroup
   int slabs;          ///< of 64 columns of the head dim
+  constexpr gpu::query_sums sums() const { return {rows, slabs}; }
 };
 template <config C>
 inline constexpr backward_shape backward_tile =
@@ -52,43 +56,5 @@ template <config C, class F>
 inline constexpr wide_shape wide_key_tile = {64, 64, wide_producer_registers<F>};
 template <config C, class F>
 inline constexpr wide_shape wide_query_tile = {128, 64, wide_producer_registers<F>};
-
-/// dQ of a query tile while blocks add to it: f32, [batch][query head][query tile][part][block of 8
-/// columns][thread][4], where a part is what one warpgroup holds, 64 rows x 64 columns in the order of its
-/// accumulators.
-struct query_sums {
-  static constexpr int part = 64 * 64;
-  static constexpr int parts = 2;
-  static constexpr int bytes = parts * part * int(sizeof(float));  ///< of a query tile
-  static constexpr int thread_stride = 4, block_stride = 128 * thread_stride;
-};
-
-/// The key tiles of a call in one line, in which blocks draw their numbers. Heads come in sections whose Q, dO and sums
-/// of dQ stay in L2; a section is walked level by level from the first key tile to the last, a level being the key tile
-/// of one index of all its heads: under causal masks the longest walks come first and the shortest last. A block adds
-/// to a query tile after the blocks of earlier key tiles, which all have lower numbers and so run or have run: nobody
-/// waits for a block that has not started. It walks its query tiles downwards: under causal masks all blocks of a head
-/// begin with its last query tile, one turn apart, and none waits for the length of another's walk.
-struct key_order {
-  std::int32_t tiles, heads, section;  ///< key tiles a head; key/value heads of all batch elements; those of a section
-
-  struct place {
-    std::int32_t head, tile;  ///< head = batch element x key/value heads + key/value head
-  };
-  LANEWISE_HD constexpr std::int64_t count() const { return std::int64_t(tiles) * heads; }
-  LANEWISE_HD constexpr place operator[](std::int32_t x) const {
-    std::int32_t const whole = section * tiles, s = x / whole, y = x - s * whole;
-    std::int32_t const left = heads - s * section, own = left < section ? left : section, level = y / own;
-    return {s * section + y - level * own, level};
-  }
-};
-
-/// Sections of about 32 MiB, as equal as they can be.
-constexpr key_order key_order_of(tiling const& t, extents k, std::int64_t bytes_of_head) {
-  constexpr std::int64_t resident = 32 << 20;
-  std::int64_t const heads = k.batch * k.heads, fit = resident / (bytes_of_head + 1) + 1;
-  std::int64_t const sections = (heads + fit - 1) / fit, each = sections ? (heads + sections - 1) / sections : 1;
-  return {t.k_tiles(), std::int32_t(heads), std::int32_t(each)};
-}
 
 }  // namespace lanewise::sm90

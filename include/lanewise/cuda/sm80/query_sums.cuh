@@ -1,22 +1,23 @@
-// dQ from its f32 sums (backward_tiles.hpp) to the tensor: scaled, rounded, in rows. A block does 64 rows of one
+// dQ from its f32 sums (query_sums.hpp) to the tensor: scaled, rounded, in rows. A block does 64 rows of one
 // (batch, query head), reading the sums in the order in which the accumulators were written.
 #pragma once
 
 #include "../../schedule.hpp"
 #include "../launch.cuh"
+#include "../query_sums.hpp"
 #include "../tile/store.cuh"
-#include "backward_tiles.hpp"
 
-namespace lanewise::sm90 {
+namespace lanewise::sm80 {
 
-template <config C, tuning T, class F>
-class query_gradient_kernel {
+/// K is the kernel that wrote the sums.
+template <config C, class K, class F>
+class query_sums_kernel {
   using G = gradient<C>;
-  static constexpr backward_shape size = backward_tile<C>;
-  static constexpr int d = C.head_dim, n = width_of<C> / 8, row_parts = size.rows / 64;
+  static constexpr gpu::query_sums size = K::query_sums;
+  static constexpr int d = C.head_dim, n = (d + 31) / 32 * 4, row_parts = size.rows / 64;
 
  public:
-  static constexpr char const* name = "sm90 backward, dQ from its sums";
+  static constexpr char const* name = "backward, dQ from its sums";
   static constexpr int threads = 128, shared_bytes = 0;
   struct problem {
     view<G> d_q;
@@ -30,7 +31,7 @@ class query_gradient_kernel {
     return p.d_q.size.batch * p.d_q.size.heads * p.tiles.q_tiles() * row_parts;
   }
 
-  __device__ query_gradient_kernel(problem const& p, std::uint32_t) : p_(p) {}
+  __device__ query_sums_kernel(problem const& p, std::uint32_t) : p_(p) {}
 
   __device__ void run(std::int64_t unit) const {
     std::int64_t const tile = unit / row_parts, bh = tile / p_.tiles.q_tiles();
@@ -45,11 +46,11 @@ class query_gradient_kernel {
     // A query tile that no key tile visits has no sums.
     if (next_key_tile(p_.f, p_.tiles, b, h, i, -1) < p_.tiles.k_tiles()) {
       float const* const from =
-          p_.sums + (tile * query_sums::parts + part) * query_sums::part + int(threadIdx.x) * query_sums::thread_stride;
+          p_.sums + tile * size.count() + part * size.slabs * size.part + int(threadIdx.x) * size.lane_stride;
 #pragma unroll
       for (int j = 0; j < n; ++j) {
         float4 const* const four =
-            reinterpret_cast<float4 const*>(from + j / 8 * query_sums::part + j % 8 * query_sums::block_stride);
+            reinterpret_cast<float4 const*>(from + j / 8 * size.part + j % 8 * size.block_stride);
         sum[0][j] = {{four->x, four->y, four->z, four->w}};
       }
     }
@@ -62,4 +63,4 @@ class query_gradient_kernel {
   problem const& p_;
 };
 
-}  // namespace lanewise::sm90
+}  // namespace lanewise::sm80
