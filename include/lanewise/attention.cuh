@@ -12,10 +12,10 @@
 #include "attention.hpp"
 #include "cuda/device.hpp"
 #include "cuda/launch.cuh"
-#include "cuda/sm80/backward.cuh"
 #include "cuda/sm80/backward_keys.cuh"
 #include "cuda/sm80/backward_queries.cuh"
 #include "cuda/sm80/forward.cuh"
+#include "cuda/sm80/one_pass.cuh"
 #include "cuda/sm80/parameter_gradient.cuh"
 #include "cuda/sm80/preprocess.cuh"
 #include "cuda/sm80/query_sums.cuh"
@@ -94,7 +94,7 @@ backward_room backward_layout(extents q, F const& f, bool hopper, bool want_q) {
     std::size_t const s = std::size_t(K::query_tiles(q)) * K::query_sums.bytes(), w = std::size_t(K::turn_words(q));
     sums = s > sums && want_q ? s : sums, words = w > words ? w : words;
   };
-  if constexpr (sm80::has_one_pass<C, T>) make_room_for.template operator()<sm80::backward_kernel<C, F>>();
+  if constexpr (sm80::has_one_pass<C, T>) make_room_for.template operator()<sm80::one_pass_kernel<C, F>>();
   if constexpr (sm90::has_backward<C>)
     if (hopper) make_room_for.template operator()<sm90::backward_kernel<C, T, F>>();
   backward_room room{};
@@ -173,7 +173,7 @@ struct backward_calls {
   /// d_q, d_k and d_v on mma.sync.
   status gradients_sm80(float* sums, std::uint32_t* turns) const {
     if constexpr (sm80::has_one_pass<C, T>) {
-      using kernel = sm80::backward_kernel<C, F>;
+      using kernel = sm80::one_pass_kernel<C, F>;
       typename kernel::problem p = kernel::problem_of(a, f, row, sums, turns);
       return one_pass<kernel>(p, [&](auto const& x) { return start<kernel>(x); });
     } else {

@@ -107,7 +107,7 @@ constexpr shape_of_tile query_gradient_shape() {
   return tuned(t, T.sm80_backward, true);
 }
 
-/// Where dK, dV and the share of dQ come from one kernel in five products (backward.cuh): 16-bit operands, dK and dV of
+/// Where dK, dV and the share of dQ come from one kernel in five products (one_pass.cuh): 16-bit operands, dK and dV of
 /// 32 keys in 128 registers of one or two warps. What asks for tiles of its own gets the two kernels that have them.
 template <config C, tuning T>
 inline constexpr bool has_one_pass =

@@ -19,7 +19,7 @@
 namespace lanewise::sm80 {
 
 template <config C, class F>
-class backward_kernel {
+class one_pass_kernel {
   using E = element<C>;
   using G = gradient<C>;
   using op = gpu::operation<C.precision>;
@@ -30,6 +30,7 @@ class backward_kernel {
   static constexpr int m = 2, n = 4, piece = 8 * n, pieces = size.columns / piece;
   /// Columns of dK and dV in a warp, and of dQ, whose 64 rows two warps share.
   static constexpr int own_columns = width / halves, query_columns = width / 2;
+  static constexpr int unroll = 2;
   using key_tile = typename op::template tile<size.rows, width>;
   using query_tile = typename op::template tile<size.columns, width>;
   using score_tile = typename op::template tile<size.rows, size.columns>;
@@ -68,7 +69,7 @@ class backward_kernel {
   }
   static std::int64_t units(problem const& p) { return p.order.count(); }
 
-  __device__ backward_kernel(problem const& p, std::uint32_t shared)
+  __device__ one_pass_kernel(problem const& p, std::uint32_t shared)
       : p_(p), k_{shared}, v_{k_.base + key_tile::bytes}, q_{v_.base + key_tile::bytes},
         d_o_{q_.base + 2 * query_tile::bytes}, ds_{d_o_.base + size.d_o_stages * query_tile::bytes},
         rows_(ds_.base + halves * score_tile::bytes), number_(rows_ + 2 * 2 * row_bytes) {}
@@ -223,11 +224,11 @@ class backward_kernel {
     scores s, dp;
     raw_scores<F, m, n> raw;
     block const own = part_of(tile, part);
-    gpu::multiply_rows<op>(s, k_, first_row(), q);
+    gpu::multiply_rows<op, unroll>(s, k_, first_row(), q);
     gpu::apply_variant<gpu::rows_are::keys>(s, raw.address(), p_.f, own, first_row(), c, ragged, p_.scale);
     probabilities(s, base_address(stage) + part * piece * 4);
     add_rounded(d_v_, s, d_o);
-    gpu::multiply_rows<op>(dp, v_, first_row(), d_o);
+    gpu::multiply_rows<op, unroll>(dp, v_, first_row(), d_o);
     score_gradients(s, dp, raw, own, masked || ragged, delta_address(stage) + part * piece * 4);
     rounded ds;
     round(ds, dp);
@@ -246,7 +247,7 @@ class backward_kernel {
     raw_scores<F, m, n> raw;
     block const own = part_of(tile, part);
     rounded fed;
-    gpu::multiply_rows<op>(s, k_, first_row(), rows_of(q, part));
+    gpu::multiply_rows<op, unroll>(s, k_, first_row(), rows_of(q, part));
     gpu::apply_variant<gpu::rows_are::keys>(s, raw.address(), p_.f, own, first_row(), c, ragged, p_.scale);
     probabilities(s, base_address(stage) + part * piece * 4);
     round(fed, s);
@@ -255,7 +256,7 @@ class backward_kernel {
     hide_queries(tile, masked, stage);
     add_fed(d_v_, fed, rows_of(d_o_, part));
     add_shared(d_v_, p_tile, part ^ 1, rows_of(d_o_, part ^ 1));
-    gpu::multiply_rows<op>(dp, v_, first_row(), rows_of(d_o_, part));
+    gpu::multiply_rows<op, unroll>(dp, v_, first_row(), rows_of(d_o_, part));
     score_gradients(s, dp, raw, own, masked || ragged, delta_address(stage) + part * piece * 4);
     round(fed, dp);
     put(fed, ds_, part);
