@@ -40,6 +40,9 @@ class one_pass_kernel {
   /// P^T or dS^T of a piece, rounded.
   using rounded = typename op::fed[m][n / op::c_tiles];
   static constexpr int row_bytes = size.columns * int(sizeof(float));  ///< LSE or delta of a query tile
+  /// What blocks know of their walk lies in shared memory, 16 bytes each: this key tile, the step planned last, and four
+  /// steps of which up to three are in use. In registers it would not fit beside the accumulators.
+  static constexpr int walk_bytes = 16 * (2 + 4);
   static_assert(warps == 4 && size.columns == 64 && pieces == 2 && row_padding % size.columns == 0);
 
  public:
@@ -48,7 +51,7 @@ class one_pass_kernel {
   static constexpr int threads = 32 * warps;
   static constexpr int shared_bytes =
       fits<2 * key_tile::bytes + (2 + size.d_o_stages) * query_tile::bytes + halves * score_tile::bytes +
-           2 * 2 * row_bytes + 16>();
+           2 * 2 * row_bytes + walk_bytes>();
   static_assert(size.rows <= threads && size.columns <= threads, "a thread for each row");
 
   struct problem : backward_problem<C, F> {
@@ -72,24 +75,24 @@ class one_pass_kernel {
   __device__ one_pass_kernel(problem const& p, std::uint32_t shared)
       : p_(p), k_{shared}, v_{k_.base + key_tile::bytes}, q_{v_.base + key_tile::bytes},
         d_o_{q_.base + 2 * query_tile::bytes}, ds_{d_o_.base + size.d_o_stages * query_tile::bytes},
-        rows_(ds_.base + halves * score_tile::bytes), number_(rows_ + 2 * 2 * row_bytes) {}
+        rows_(ds_.base + halves * score_tile::bytes), walk_(rows_ + 2 * 2 * row_bytes) {}
 
   __device__ void run(std::int64_t unit) {
-    locate(draw(unit));
+    if (threadIdx.x == 0) {
+      begin_walk(unit);
+      plan(0);
+      plan(1);
+    }
+    __syncthreads();
     gpu::clear<m, own_columns / 8>(d_k_);
     gpu::clear<m, own_columns / 8>(d_v_);
-    cursor at = next({kv_head_ * p_.ratio, tiles().q_tiles()});
-    if (!done(at)) {
+    if (!planned(0).is_end()) {
       load_keys();
-      load_q(at, 0);
-      load_d_o(at, 0);
+      load_q(0);
+      load_d_o(0);
       hide_keys();
     }
-    for (int stage = 0; !done(at); stage ^= 1) {
-      cursor const after = next(at);
-      step(at, after, stage);
-      at = after;
-    }
+    for (std::uint32_t number = 0; !planned(number).is_end(); ++number) step(number);
     finish();
   }
 
@@ -97,61 +100,85 @@ class one_pass_kernel {
   /// p_.tiles in this kernel's constants: counting tiles is no division.
   __device__ tiling tiles() const { return {p_.tiles.q, p_.tiles.k, size.columns, size.rows}; }
 
-  /// A query tile of one of the group's heads.
-  struct cursor {
-    std::int32_t h, i;
-  };
-  __device__ cursor next(cursor c) const {
-    c.i = previous_query_tile(p_.f, tiles(), b_, c.h, c.i, j_);
-    while (c.i < 0 && ++c.h < (kv_head_ + 1) * p_.ratio)
-      c.i = previous_query_tile(p_.f, tiles(), b_, c.h, tiles().q_tiles(), j_);
-    return c;
+  // The walk, by one thread.
+
+  static __device__ std::int32_t word(std::uint32_t address) { return std::int32_t(gpu::load_shared_word(address)); }
+  static __device__ void put_words(std::uint32_t address, std::int32_t x, std::int32_t y, std::int32_t z,
+                                   std::int32_t w) {
+    gpu::store_shared_4(address, std::uint32_t(x), std::uint32_t(y), std::uint32_t(z), std::uint32_t(w));
   }
-  __device__ bool done(cursor c) const { return c.h >= (kv_head_ + 1) * p_.ratio; }
+  /// This block's key tile.
+  __device__ std::int32_t j() const { return word(walk_); }
+  __device__ std::int32_t batch() const { return word(walk_ + 4); }
+  __device__ std::int32_t key_head() const { return word(walk_ + 8); }
+
+  /// A query tile of one of the group's heads: read again where it is needed.
+  struct planned_step {
+    std::uint32_t base;
+    __device__ std::int32_t i() const { return word(base); }
+    __device__ std::int32_t head() const { return word(base + 4); }
+    /// The key tile whose share of dQ is added before this one's; -1: none.
+    __device__ std::int32_t before() const { return word(base + 8); }
+    __device__ bool is_partial() const { return word(base + 12) > 0; }
+    __device__ bool is_end() const { return word(base + 12) < 0; }
+  };
+  __device__ planned_step planned(std::uint32_t number) const { return {walk_ + 32 + number % 4 * 16}; }
 
   /// Numbers only order blocks: what each computes, and the order of every sum, are the key tile's own. Without query
   /// tiles nothing has cleared the count.
-  __device__ std::int32_t draw(std::int64_t unit) const {
-    if (p_.tiles.q == 0) return std::int32_t(unit);
-    if (threadIdx.x == 0) gpu::store_shared_word(number_, atomicAdd(p_.drawn, 1u));
-    __syncthreads();
-    return std::int32_t(gpu::load_shared_word(number_));
-  }
-  __device__ void locate(std::int32_t number) {
+  __device__ void begin_walk(std::int64_t unit) const {
+    std::int32_t const number = p_.tiles.q == 0 ? std::int32_t(unit) : std::int32_t(atomicAdd(p_.drawn, 1u));
     gpu::key_order::place const to = p_.order[number];
-    std::int32_t const heads = std::int32_t(p_.a.k.size.heads);
-    j_ = gpu::anew(to.tile);
-    b_ = gpu::anew(to.head / heads);
-    kv_head_ = gpu::anew(to.head % heads);
+    std::int32_t const heads = std::int32_t(p_.a.k.size.heads), b = to.head / heads, h = to.head - b * heads;
+    put_words(walk_, to.tile, b, h, 0);
+    put_words(walk_ + 16, h * p_.ratio, tiles().q_tiles(), 0, 0);
   }
+  __device__ void plan(std::uint32_t number) const {
+    std::int32_t const b = batch(), own = j(), end = (key_head() + 1) * p_.ratio;
+    std::int32_t h = word(walk_ + 16), i = word(walk_ + 20);
+    for (; h < end; ++h, i = tiles().q_tiles()) {
+      i = previous_query_tile(p_.f, tiles(), b, h, i, own);
+      if (i >= 0) break;
+    }
+    put_words(walk_ + 16, h, i, 0, 0);
+    std::uint32_t const to = planned(number).base;
+    if (h == end) put_words(to, 0, 0, 0, -1);
+    else
+      put_words(to, i, h, previous_key_tile(p_.f, tiles(), b, h, i, own),
+                cover_of(p_.f, tiles().tile(b, h, i, own)) == cover::partial);
+  }
+  __device__ block tile_of(planned_step at) const { return tiles().tile(batch(), at.head(), at.i(), j()); }
 
   // Copies, one group each.
 
   __device__ void load_keys() const {
-    block const t = tiles().tile(b_, 0, 0, j_);
+    std::int32_t const b = batch(), h = key_head();
+    block const t = tiles().tile(b, 0, 0, j());
     int const valid = t.k_end - t.k_begin;
-    gpu::copy_tile<op, threads, d>(k_, p_.a.k.row(b_, t.k_begin, kv_head_), p_.a.k.stride.sequence, valid,
-                                   p_.aligned_inputs);
-    gpu::copy_tile<op, threads, d>(v_, p_.a.v.row(b_, t.k_begin, kv_head_), p_.a.v.stride.sequence, valid,
-                                   p_.aligned_inputs);
+    gpu::copy_tile<op, threads, d>(k_, p_.a.k.row(b, t.k_begin, h), p_.a.k.stride.sequence, valid, p_.aligned_inputs);
+    gpu::copy_tile<op, threads, d>(v_, p_.a.v.row(b, t.k_begin, h), p_.a.v.stride.sequence, valid, p_.aligned_inputs);
     gpu::cp_async_commit();
   }
-  /// An empty group where `at` is past the last.
-  __device__ __forceinline__ void load_q(cursor at, int stage) const {
-    if (!done(at)) load(at, q_.stage(stage), p_.a.q, base_address(stage), p_.row.base);
+  /// An empty group where the walk is at its end.
+  __device__ __forceinline__ void load_q(std::uint32_t number) const {
+    int const stage = number % 2;
+    if (!planned(number).is_end())
+      load(planned(number), q_.stage(stage), p_.a.q, base_address(stage), p_.row.base);
     gpu::cp_async_commit();
   }
-  __device__ __forceinline__ void load_d_o(cursor at, int stage) const {
-    if (!done(at)) load(at, d_o_of(stage), p_.a.d_o, delta_address(stage), p_.row.delta);
+  __device__ __forceinline__ void load_d_o(std::uint32_t number) const {
+    int const stage = number % 2;
+    if (!planned(number).is_end())
+      load(planned(number), d_o_of(stage), p_.a.d_o, delta_address(stage), p_.row.delta);
     gpu::cp_async_commit();
   }
-  __device__ __forceinline__ void load(cursor at, query_tile to, view<E const> const& from, std::uint32_t to_row,
+  __device__ __forceinline__ void load(planned_step at, query_tile to, view<E const> const& from, std::uint32_t to_row,
                                        float const* row) const {
-    block const t = tiles().tile(b_, at.h, at.i, j_);
-    gpu::copy_tile<op, threads, d>(to, from.row(gpu::anew(b_), t.q_begin, at.h), from.stride.sequence,
-                                   t.q_end - t.q_begin, p_.aligned_inputs);
+    block const t = tile_of(at);
+    gpu::copy_tile<op, threads, d>(to, from.row(t.batch, t.q_begin, t.head), from.stride.sequence, t.q_end - t.q_begin,
+                                   p_.aligned_inputs);
     if (int const r = gpu::thread_index_anew(); r < size.columns)
-      gpu::cp_async_4(to_row + r * 4, row + p_.row_index(gpu::anew(b_), at.h, t.q_begin) + r);
+      gpu::cp_async_4(to_row + r * 4, row + p_.row_index(t.batch, t.head, t.q_begin) + r);
   }
   __device__ query_tile d_o_of(int stage) const { return size.d_o_stages == 2 ? d_o_.stage(stage) : d_o_; }
   __device__ std::uint32_t base_address(int stage) const { return rows_ + std::uint32_t(2 * stage * row_bytes); }
@@ -163,19 +190,20 @@ class one_pass_kernel {
     if constexpr (has_mask<F>) {
       int const r = gpu::thread_index_anew();
       bool const hidden =
-          r < size.rows && no_head_sees(p_.f, tiles(), b_, kv_head_ * p_.ratio, (kv_head_ + 1) * p_.ratio,
-                                        j_ * size.rows + r);
+          r < size.rows && no_head_sees(p_.f, tiles(), batch(), key_head() * p_.ratio, (key_head() + 1) * p_.ratio,
+                                        j() * size.rows + r);
       gpu::cp_async_wait<2>();
       if (__syncthreads_or(hidden) && hidden) k_.zero_row(r);
     }
   }
   /// A barrier, at which dO and Q have arrived; queries that see none of the tile's keys.
-  __device__ __forceinline__ void hide_queries(block const& t, bool masked, int stage) const {
+  __device__ __forceinline__ void hide_queries(std::uint32_t number, bool masked) const {
     if (!masked) {
       __syncthreads();
       return;
     }
-    int const r = gpu::thread_index_anew();
+    int const r = gpu::thread_index_anew(), stage = number % 2;
+    block const t = tile_of(planned(number));
     bool const hidden = t.q_begin + r < t.q_end && sees_no_key(p_.f, t, t.q_begin + r);
     if (!__syncthreads_or(hidden)) return;
     if (hidden) q_.stage(stage).zero_row(r), d_o_of(stage).zero_row(r);
@@ -184,26 +212,26 @@ class one_pass_kernel {
 
   // A step. With two stages of dO it is there together with Q; with one it is on its way during dK, dQ and the next S.
 
-  __device__ __forceinline__ void step(cursor at, cursor after, int stage) {
-    block const tile = tiles().tile(b_, at.h, at.i, j_);
-    cover const c = cover_of(p_.f, tile);
-    bool const ragged = tile.k_end - tile.k_begin < size.rows || tile.q_end - tile.q_begin < size.columns;
-    bool const masked = has_mask<F> && c == cover::partial;
+  __device__ __forceinline__ void step(std::uint32_t number) {
+    int const stage = number % 2;
     gpu::cp_async_wait<halves == 1 ? 0 : 1>();
     if constexpr (halves == 1) {
-      hide_queries(tile, masked, stage);
-      load_q(after, stage ^ 1);
-      load_d_o(after, stage ^ 1);
+      bool const masked = has_mask<F> && planned(number).is_partial();
+      hide_queries(number, masked);
+      load_q(number + 1);
+      load_d_o(number + 1);
+      if (threadIdx.x == 0) plan(number + 2);
 #pragma unroll
       for (int part = 0; part < pieces; ++part) {
         if (part > 0 && gpu::never(unsigned(part))) return;
-        whole_piece(tile, c, ragged, masked, stage, part);
+        whole_piece(number, stage, part);
       }
       __syncthreads();
     } else {
       __syncthreads();
-      load_q(after, stage ^ 1);
-      shared_piece(tile, c, ragged, masked, after, stage);
+      load_q(number + 1);
+      if (threadIdx.x == 0) plan(number + 2);
+      shared_piece(number, stage);
     }
     if (p_.sums) {
       query_gradient d_q;
@@ -212,24 +240,22 @@ class one_pass_kernel {
       gpu::add_product<op, size.rows / 16>(
           d_q, [&](int i, int s) { return op::load_a_columns(gpu::lane_index(), ds_, 16 * s, row + 16 * i); }, k_,
           query_column());
-      add_to_sums(d_q, at);
+      add_to_sums(d_q, planned(number));
     }
   }
 
   /// A piece of one warp's own keys.
-  __device__ __forceinline__ void whole_piece(block const& tile, cover c, bool ragged, bool masked, int stage,
-                                              int part) {
+  __device__ __forceinline__ void whole_piece(std::uint32_t number, int stage, int part) {
     auto const q = q_.stage(stage).template rows_from<piece>(piece * part);
     auto const d_o = d_o_of(stage).template rows_from<piece>(piece * part);
     scores s, dp;
     raw_scores<F, m, n> raw;
-    block const own = part_of(tile, part);
     gpu::multiply_rows<op, unroll>(s, k_, first_row(), q);
-    gpu::apply_variant<gpu::rows_are::keys>(s, raw.address(), p_.f, own, first_row(), c, ragged, p_.scale);
+    bool const hides = apply_variant(s, raw, number, part);
     probabilities(s, base_address(stage) + part * piece * 4);
     add_rounded(d_v_, s, d_o);
     gpu::multiply_rows<op, unroll>(dp, v_, first_row(), d_o);
-    score_gradients(s, dp, raw, own, masked || ragged, delta_address(stage) + part * piece * 4);
+    score_gradients(s, dp, raw, number, part, hides);
     rounded ds;
     round(ds, dp);
     put(ds, ds_, part);
@@ -237,38 +263,47 @@ class one_pass_kernel {
   }
 
   /// A step's half of the queries, of keys that two warps share.
-  __device__ __forceinline__ void shared_piece(block const& tile, cover c, bool ragged, bool masked, cursor after,
-                                               int stage) {
+  __device__ __forceinline__ void shared_piece(std::uint32_t number, int stage) {
     int const part = half();
     score_tile const p_tile{ds_.base + score_tile::bytes};
     auto const rows_of = [&](query_tile const& x, int which) { return x.template rows_from<piece>(piece * which); };
     query_tile const q = q_.stage(stage);
     scores s, dp;
     raw_scores<F, m, n> raw;
-    block const own = part_of(tile, part);
     rounded fed;
     gpu::multiply_rows<op, unroll>(s, k_, first_row(), rows_of(q, part));
-    gpu::apply_variant<gpu::rows_are::keys>(s, raw.address(), p_.f, own, first_row(), c, ragged, p_.scale);
+    bool const hides = apply_variant(s, raw, number, part);
     probabilities(s, base_address(stage) + part * piece * 4);
     round(fed, s);
     put(fed, p_tile, part);
     gpu::cp_async_wait<1>();
-    hide_queries(tile, masked, stage);
+    hide_queries(number, has_mask<F> && planned(number).is_partial());
     add_fed(d_v_, fed, rows_of(d_o_, part));
     add_shared(d_v_, p_tile, part ^ 1, rows_of(d_o_, part ^ 1));
     gpu::multiply_rows<op, unroll>(dp, v_, first_row(), rows_of(d_o_, part));
-    score_gradients(s, dp, raw, own, masked || ragged, delta_address(stage) + part * piece * 4);
+    score_gradients(s, dp, raw, number, part, hides);
     round(fed, dp);
     put(fed, ds_, part);
     __syncthreads();
-    load_d_o(after, stage ^ 1);
+    load_d_o(number + 1);
     add_fed(d_k_, fed, rows_of(q, part));
     add_shared(d_k_, ds_, part ^ 1, rows_of(q, part ^ 1));
   }
 
-  static __device__ block part_of(block t, int part) {
+  __device__ block part_of(planned_step at, int part) const {
+    block t = tile_of(at);
     t.q_begin += piece * part;
     return t;
+  }
+  /// True where some pair takes no part.
+  __device__ __forceinline__ bool apply_variant(scores& s, raw_scores<F, m, n>& raw, std::uint32_t number,
+                                                int part) const {
+    block const own = part_of(planned(number), part);
+    bool const partial = planned(number).is_partial();
+    bool const ragged = own.k_end - own.k_begin < size.rows || own.q_end - own.q_begin < size.columns - piece * part;
+    gpu::apply_variant<gpu::rows_are::keys>(s, raw.address(), p_.f, own, first_row(),
+                                            partial ? cover::partial : cover::full, ragged, p_.scale);
+    return (has_mask<F> && partial) || ragged;
   }
 
   /// P^T = 2^(S^T - LSE), one LSE a column.
@@ -286,9 +321,10 @@ class one_pass_kernel {
   }
   /// dS^T = P^T (dP^T - delta), in place of dP^T.
   __device__ __forceinline__ void score_gradients(scores const& p, scores& dp, raw_scores<F, m, n> const& raw,
-                                                  block const& own, bool hides, std::uint32_t delta) const {
+                                                  std::uint32_t number, int part, bool hides) const {
     if (hides) drop_masked(p, dp);
-    std::uint32_t const column = delta + (gpu::lane_index_anew() & 3) * 8;
+    std::uint32_t const column =
+        delta_address(number % 2) + part * piece * 4 + (gpu::lane_index_anew() & 3) * 8;
 #pragma unroll
     for (int j = 0; j < n; ++j) {
       float2 const of = gpu::load_shared_2(column + 32 * j);
@@ -297,7 +333,9 @@ class one_pass_kernel {
 #pragma unroll
         for (int e = 0; e < 4; ++e) dp[i][j].x[e] = p[i][j].x[e] * (dp[i][j].x[e] - (e % 2 ? of.y : of.x));
     }
-    if constexpr (has_score<F>) through_score<gpu::rows_are::keys>(dp, raw.s, p_.f, own, first_row());
+    if constexpr (has_score<F>) {
+      through_score<gpu::rows_are::keys>(dp, raw.s, p_.f, part_of(planned(number), part), first_row());
+    }
   }
 
   static __device__ __forceinline__ void round(rounded& to, scores const& from) {
@@ -338,10 +376,9 @@ class one_pass_kernel {
   }
 
   /// This warp's part of dQ to its sum: after that of the next earlier key tile that visits the same query tile.
-  __device__ __forceinline__ void add_to_sums(query_gradient const& d_q, cursor at) const {
-    std::int64_t const tile =
-        (std::int64_t(b_) * p_.a.q.size.heads + at.h) * tiles().q_tiles() + at.i;
-    std::int32_t const before = previous_key_tile(p_.f, tiles(), b_, at.h, at.i, j_);
+  __device__ __forceinline__ void add_to_sums(query_gradient const& d_q, planned_step at) const {
+    std::int64_t const tile = (std::int64_t(batch()) * p_.a.q.size.heads + at.head()) * tiles().q_tiles() + at.i();
+    std::int32_t const before = at.before();
     std::uint32_t* const turn = p_.turns + tile * warps + gpu::thread_index_anew() / 32;
     float* const to = p_.sums + tile * query_sums.count() + query_row() / 16 * (32 * query_sums.lane_stride) +
                       gpu::lane_index() * query_sums.lane_stride;
@@ -364,16 +401,17 @@ class one_pass_kernel {
         for (int j = 0; j < query_columns / 8; ++j) gpu::add_global_4(place(i, j), d_q[i][j].x);
     }
     __syncwarp();
-    if (gpu::lane_index() == 0) gpu::pass_turn(turn, std::uint32_t(j_ + 1));
+    if (gpu::lane_index() == 0) gpu::pass_turn(turn, std::uint32_t(j() + 1));
   }
 
   __device__ __forceinline__ void finish() const {
-    block const t = tiles().tile(b_, 0, 0, j_);
+    std::int32_t const b = batch(), h = key_head();
+    block const t = tiles().tile(b, 0, 0, j());
     auto const put = [&](view<G> const& to, key_gradient const& from, float scale) {
       float factor[m][2];
 #pragma unroll
       for (int i = 0; i < m; ++i) factor[i][0] = factor[i][1] = scale;
-      gpu::store_rows<d, G>({to.row(b_, t.k_begin, kv_head_), to.stride.sequence, t.k_end - t.k_begin,
+      gpu::store_rows<d, G>({to.row(b, t.k_begin, h), to.stride.sequence, t.k_end - t.k_begin,
                              p_.aligned_outputs, p_.a.accumulate},
                             first_row(), from, factor, own_column());
     };
@@ -395,8 +433,7 @@ class one_pass_kernel {
   key_tile k_, v_;
   query_tile q_, d_o_;
   score_tile ds_;
-  std::uint32_t rows_, number_;
-  std::int32_t j_, b_, kv_head_;
+  std::uint32_t rows_, walk_;
   key_gradient d_k_, d_v_;
 };
 
