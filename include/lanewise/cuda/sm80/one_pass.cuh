@@ -77,7 +77,7 @@ class one_pass_kernel {
         d_o_{q_.base + 2 * query_tile::bytes}, ds_{d_o_.base + size.d_o_stages * query_tile::bytes},
         rows_(ds_.base + halves * score_tile::bytes), walk_(rows_ + 2 * 2 * row_bytes) {}
 
-  __device__ void run(std::int64_t unit) {
+  __device__ __forceinline__ void run(std::int64_t unit) {
     if (threadIdx.x == 0) {
       begin_walk(unit);
       plan(0);
