@@ -74,7 +74,8 @@ std::size_t partial_bytes(F const& f, extents q) {
 }
 
 /// The workspace of a backward: row sums; where one kernel gives d_q, d_k and d_v, the f32 sums of dQ, whose turn it is
-/// at each query tile, and the blocks' numbers; then the partial sums of one parameter after the other in the same room.
+/// at each query tile, and the blocks' numbers; then the partial sums of one parameter after the other in the same
+/// room.
 struct backward_room {
   std::size_t sums, turns, partials, bytes;
 };

@@ -118,8 +118,8 @@ TEST_CASE("keys and queries outside every document may hold NaN") {
   CHECK(same_results(clean, dirty));
 }
 
-// Above head dim 128 d_q has a kernel of its own: of a window of 20 keys, 60 keys that no row sees, then 61 rows that see
-// no key, within tiles that are visited.
+// Above head dim 128 d_q has a kernel of its own: of a window of 20 keys, 60 keys that no row sees, then 61 rows that
+// see no key, within tiles that are visited.
 TEST_CASE("at head dim 256 what no row sees reaches no output, NaN included") {
   constexpr config C = instances::bf16_256_window::c;
   constexpr std::int64_t d = 256, heads = 2;

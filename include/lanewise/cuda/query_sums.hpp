@@ -1,5 +1,5 @@
-// How blocks that own key tiles sum dQ in f32 in the workspace, each element in one fixed order: the order of the sums in
-// memory, and the order in which blocks take key tiles, by which nobody waits for a block that has not started.
+// How blocks that own key tiles sum dQ in f32 in the workspace, each element in one fixed order: the order of the sums
+// in memory, and the order in which blocks take key tiles, by which nobody waits for a block that has not started.
 #pragma once
 
 #include <cstdint>

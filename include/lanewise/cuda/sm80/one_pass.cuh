@@ -40,8 +40,8 @@ class one_pass_kernel {
   /// P^T or dS^T of a piece, rounded.
   using rounded = typename op::fed[m][n / op::c_tiles];
   static constexpr int row_bytes = size.columns * int(sizeof(float));  ///< LSE or delta of a query tile
-  /// What blocks know of their walk lies in shared memory, 16 bytes each: this key tile, the step planned last, and four
-  /// steps of which up to three are in use. In registers it would not fit beside the accumulators.
+  /// What blocks know of their walk lies in shared memory, 16 bytes each: this key tile, the step planned last, and
+  /// four steps of which up to three are in use. In registers it would not fit beside the accumulators.
   static constexpr int walk_bytes = 16 * (2 + 4);
   static_assert(warps == 4 && size.columns == 64 && pieces == 2 && row_padding % size.columns == 0);
 
@@ -49,9 +49,8 @@ class one_pass_kernel {
   static constexpr gpu::query_sums query_sums = size.sums();
   static constexpr char const* name = "sm80 backward, one pass";
   static constexpr int threads = 32 * warps;
-  static constexpr int shared_bytes =
-      fits<2 * key_tile::bytes + (2 + size.d_o_stages) * query_tile::bytes + halves * score_tile::bytes +
-           2 * 2 * row_bytes + walk_bytes>();
+  static constexpr int shared_bytes = fits<2 * key_tile::bytes + (2 + size.d_o_stages) * query_tile::bytes +
+                                           halves * score_tile::bytes + 2 * 2 * row_bytes + walk_bytes>();
   static_assert(size.rows <= threads && size.columns <= threads, "a thread for each row");
 
   struct problem : backward_problem<C, F> {
@@ -162,14 +161,12 @@ class one_pass_kernel {
   /// An empty group where the walk is at its end.
   __device__ __forceinline__ void load_q(std::uint32_t number) const {
     int const stage = number % 2;
-    if (!planned(number).is_end())
-      load(planned(number), q_.stage(stage), p_.a.q, base_address(stage), p_.row.base);
+    if (!planned(number).is_end()) load(planned(number), q_.stage(stage), p_.a.q, base_address(stage), p_.row.base);
     gpu::cp_async_commit();
   }
   __device__ __forceinline__ void load_d_o(std::uint32_t number) const {
     int const stage = number % 2;
-    if (!planned(number).is_end())
-      load(planned(number), d_o_of(stage), p_.a.d_o, delta_address(stage), p_.row.delta);
+    if (!planned(number).is_end()) load(planned(number), d_o_of(stage), p_.a.d_o, delta_address(stage), p_.row.delta);
     gpu::cp_async_commit();
   }
   __device__ __forceinline__ void load(planned_step at, query_tile to, view<E const> const& from, std::uint32_t to_row,
@@ -189,9 +186,8 @@ class one_pass_kernel {
   __device__ __forceinline__ void hide_keys() const {
     if constexpr (has_mask<F>) {
       int const r = gpu::thread_index_anew();
-      bool const hidden =
-          r < size.rows && no_head_sees(p_.f, tiles(), batch(), key_head() * p_.ratio, (key_head() + 1) * p_.ratio,
-                                        j() * size.rows + r);
+      bool const hidden = r < size.rows && no_head_sees(p_.f, tiles(), batch(), key_head() * p_.ratio,
+                                                        (key_head() + 1) * p_.ratio, j() * size.rows + r);
       gpu::cp_async_wait<2>();
       if (__syncthreads_or(hidden) && hidden) k_.zero_row(r);
     }
@@ -323,8 +319,7 @@ class one_pass_kernel {
   __device__ __forceinline__ void score_gradients(scores const& p, scores& dp, raw_scores<F, m, n> const& raw,
                                                   std::uint32_t number, int part, bool hides) const {
     if (hides) drop_masked(p, dp);
-    std::uint32_t const column =
-        delta_address(number % 2) + part * piece * 4 + (gpu::lane_index_anew() & 3) * 8;
+    std::uint32_t const column = delta_address(number % 2) + part * piece * 4 + (gpu::lane_index_anew() & 3) * 8;
 #pragma unroll
     for (int j = 0; j < n; ++j) {
       float2 const of = gpu::load_shared_2(column + 32 * j);
@@ -352,8 +347,8 @@ class one_pass_kernel {
       for (int s = 0; s < n / op::c_tiles; ++s)
         op::store_a(lane, to, first_row() + 16 * i, piece * part + op::k * s, from[i][s]);
   }
-  /// dV += P^T dO and dK += dS^T Q for the queries of a piece: A from this warp's registers, or from the tile that holds
-  /// another warp's.
+  /// dV += P^T dO and dK += dS^T Q for the queries of a piece: A from this warp's registers, or from the tile that
+  /// holds another warp's.
   template <class Tile>
   __device__ __forceinline__ void add_fed(key_gradient& to, rounded const& a, Tile b) const {
     gpu::add_product<op, n / op::c_tiles>(
@@ -369,9 +364,7 @@ class one_pass_kernel {
   __device__ __forceinline__ void add_shared(key_gradient& to, score_tile a, int part, Tile b) const {
     gpu::add_product<op, n / op::c_tiles>(
         to,
-        [&](int i, int s) {
-          return op::load_a(gpu::lane_index(), a, first_row() + 16 * i, piece * part + op::k * s);
-        },
+        [&](int i, int s) { return op::load_a(gpu::lane_index(), a, first_row() + 16 * i, piece * part + op::k * s); },
         b, own_column());
   }
 
@@ -384,8 +377,7 @@ class one_pass_kernel {
                       gpu::lane_index() * query_sums.lane_stride;
     auto const place = [&](int i, int j) {
       int const block = query_column() / 8 + j;
-      return to + block / 8 * query_sums.part + block % 8 * query_sums.block_stride +
-             i * (32 * query_sums.lane_stride);
+      return to + block / 8 * query_sums.part + block % 8 * query_sums.block_stride + i * (32 * query_sums.lane_stride);
     };
     if (before < 0) {
 #pragma unroll
@@ -411,9 +403,9 @@ class one_pass_kernel {
       float factor[m][2];
 #pragma unroll
       for (int i = 0; i < m; ++i) factor[i][0] = factor[i][1] = scale;
-      gpu::store_rows<d, G>({to.row(b, t.k_begin, h), to.stride.sequence, t.k_end - t.k_begin,
-                             p_.aligned_outputs, p_.a.accumulate},
-                            first_row(), from, factor, own_column());
+      gpu::store_rows<d, G>(
+          {to.row(b, t.k_begin, h), to.stride.sequence, t.k_end - t.k_begin, p_.aligned_outputs, p_.a.accumulate},
+          first_row(), from, factor, own_column());
     };
     if (p_.a.d_k) put(p_.a.d_k, d_k_, p_.a.scale);
     if (p_.a.d_v) put(p_.a.d_v, d_v_, 1.f);

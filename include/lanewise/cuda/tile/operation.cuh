@@ -108,7 +108,7 @@ struct operation_16_bit : plain_operation<E>, matrix_operands<lane_maps::m16n8k1
 #if __CUDA_ARCH__ >= 900
     stmatrix(tile.address_from(lane & 15, lane >> 4, row, k0 / Tile::chunk), f.r);
 #else
-#pragma unroll
+  #pragma unroll
     for (int i = 0; i < 4; ++i)
       store_shared_word(tile.address_from(lane / 4 + 8 * (i % 2), i / 2, row, k0 / Tile::chunk) + lane % 4 * 4, f.r[i]);
 #endif

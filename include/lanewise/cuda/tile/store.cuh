@@ -38,8 +38,8 @@ __device__ __forceinline__ void store_element(E* to, float x, bool accumulate) {
   *to = from_float<E>(accumulate ? to_float(*to) + x : x);
 }
 
-/// Rows row, row + 8, ... of this warp, each times factor[i][half]; columns first_column, ... of the tensor, those below
-/// head_dim.
+/// Rows row, row + 8, ... of this warp, each times factor[i][half]; columns first_column, ... of the tensor, those
+/// below head_dim.
 template <int head_dim, class E, int m, int n>
 __device__ __forceinline__ void store_rows(row_target<E> to, int row, accumulators<m, n> const& c,
                                            float const (&factor)[m][2], int first_column = 0) {
