@@ -79,6 +79,30 @@ LANEWISE_HD constexpr std::int32_t previous_query_tile(F const& f, tiling const&
   return i;
 }
 
+/// A query tile of one of the heads that share keys.
+struct head_tile {
+  std::int32_t head, i;
+};
+
+/// The walk of key tile j: its query tiles downwards, each for all heads that visit it, from first_head on. It begins
+/// after {end_head - 1, q_tiles()}; i is -1 behind its end. Under causal masks the walks of later key tiles are prefixes
+/// of those of earlier ones, so that key tiles which start together stay together; head after head they would not.
+template <class F>
+LANEWISE_HD constexpr head_tile next_head_tile(F const& f, tiling const& t, std::int32_t batch, std::int32_t first_head,
+                                               std::int32_t end_head, std::int32_t j, head_tile at) {
+  for (;;) {
+    while (++at.head < end_head)
+      if (cover_of(f, t.tile(batch, at.head, at.i, j)) != cover::empty) return at;
+    std::int32_t below = -1;
+    for (std::int32_t h = first_head; h < end_head; ++h) {
+      std::int32_t const i = previous_query_tile(f, t, batch, h, at.i, j);
+      below = i > below ? i : below;
+    }
+    at = {first_head - 1, below};
+    if (below < 0) return at;
+  }
+}
+
 /// No query of the tile sees key k. The last and the first one see most keys that any sees.
 template <class F>
 LANEWISE_HD constexpr bool no_query_sees(F const& f, block const& t, std::int32_t k) {

@@ -2,7 +2,7 @@
 // products where the kernels of backward_keys.cuh and backward_queries.cuh need seven.
 //
 // A block owns one key tile of one (batch, key/value head) and walks the query tiles of every query head of the group
-// downwards:
+// downwards, each for all heads:
 //   S^T = K Q^T,  P^T = 2^(S^T - LSE),  dV += P^T dO,  dP^T = V dO^T,  dS^T = P^T (dP^T - delta),  dK += dS^T Q
 //   dQ += dS K, dS through shared memory
 // Scores are transposed so that a warp feeds P^T and dS^T from the accumulators that hold them; where two warps share
@@ -130,21 +130,18 @@ class one_pass_kernel {
     gpu::key_order::place const to = p_.order[number];
     std::int32_t const heads = std::int32_t(p_.a.k.size.heads), b = to.head / heads, h = to.head - b * heads;
     put_words(walk_, to.tile, b, h, 0);
-    put_words(walk_ + 16, h * p_.ratio, tiles().q_tiles(), 0, 0);
+    put_words(walk_ + 16, (h + 1) * p_.ratio - 1, tiles().q_tiles(), 0, 0);
   }
   __device__ void plan(std::uint32_t number) const {
-    std::int32_t const b = batch(), own = j(), end = (key_head() + 1) * p_.ratio;
-    std::int32_t h = word(walk_ + 16), i = word(walk_ + 20);
-    for (; h < end; ++h, i = tiles().q_tiles()) {
-      i = previous_query_tile(p_.f, tiles(), b, h, i, own);
-      if (i >= 0) break;
-    }
-    put_words(walk_ + 16, h, i, 0, 0);
+    std::int32_t const b = batch(), own = j(), first = key_head() * p_.ratio, end = first + p_.ratio;
+    head_tile at{word(walk_ + 16), word(walk_ + 20)};
+    if (at.i >= 0) at = next_head_tile(p_.f, tiles(), b, first, end, own, at);
+    put_words(walk_ + 16, at.head, at.i, 0, 0);
     std::uint32_t const to = planned(number).base;
-    if (h == end) put_words(to, 0, 0, 0, -1);
+    if (at.i < 0) put_words(to, 0, 0, 0, -1);
     else
-      put_words(to, i, h, previous_key_tile(p_.f, tiles(), b, h, i, own),
-                cover_of(p_.f, tiles().tile(b, h, i, own)) == cover::partial);
+      put_words(to, at.i, at.head, previous_key_tile(p_.f, tiles(), b, at.head, at.i, own),
+                cover_of(p_.f, tiles().tile(b, at.head, at.i, own)) == cover::partial);
   }
   __device__ block tile_of(planned_step at) const { return tiles().tile(batch(), at.head(), at.i(), j()); }
 
