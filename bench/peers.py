@@ -15,7 +15,8 @@ machine that counts as its CPU time. With --threads 1 nothing spins.
 On a GPU a time lies between two events, behind a fill of twice the L2 cache. The rows are a grid of 16,384 tokens of 2048
 numbers and the training shapes of shapes.json, in each precision that has an instance; --rows keeps those whose name
 matches a pattern, --against names the contestants (FlexAttention compiles for seconds a row and is on windows only unless
-named). A contestant that cannot take a row is listed with its reason. Errors are those of one key/value head's group.
+named). --beside NAME=LIBRARY adds another build of lanewise, to compare two forms of a kernel in one run. A contestant that
+cannot take a row is listed with its reason. Errors are those of one key/value head's group.
 
 needs torch. An archive is linked into a private shared object first, so a rebuild cannot change a running measurement.
 """
@@ -115,10 +116,10 @@ class Row:
         return x[self.checked[0]:self.checked[-1] + 1]
 
 
-def load(path, device, folder):
+def load(path, device, folder, name):
     shared = path.resolve()
     if path.suffix == ".a":
-        shared = folder / "peers.so"
+        shared = folder / f"{name}.so"
         cuda = Path(os.environ.get("CUDA_PATH", "/usr/local/cuda"))
         libraries = ["-pthread"] if device == "cpu" else [f"-L{cuda}/lib64", "-lcudart_static", "-pthread", "-ldl", "-lrt"]
         subprocess.run([os.environ.get("CXX", "c++"), "-shared", "-Wl,--whole-archive", path, "-Wl,--no-whole-archive",
@@ -241,19 +242,31 @@ def cpu_rows(options):
                     yield precision, 1, heads, heads, length, length, head_dim, mask
 
 
-def cuda_rows(options):
-    for precision in options.precisions or PRECISIONS:
-        for head_dim in options.head_dims or (64, 128, 256):
-            for length in options.lengths or (512, 2048, 8192):
+def grid(options, precision):
+    for head_dim in options.head_dims or (64, 128, 256):
+        for length in options.lengths or (512, 2048, 8192):
+            for group in options.groups:
                 for mask in ("full", "causal"):
                     heads = HIDDEN // head_dim
-                    yield precision, TOKENS // length, heads, heads, length, length, head_dim, mask
-        for t in json.loads((HERE / "shapes.json").read_text())["training"]:
-            mask = "causal" if t["mask"] == "causal" else "window128" if t["mask"].startswith("window") else "full"
-            yield (precision, t["batch"], t["q_heads"], t["kv_heads"], t["q_len"], t["k_len"], t["head_dim"], mask, t["id"])
+                    yield precision, TOKENS // length, heads, heads // group, length, length, head_dim, mask
 
 
-def contestants_of(row, options, library, pool, unavailable):
+def training(_, precision):
+    for t in json.loads((HERE / "shapes.json").read_text())["training"]:
+        mask = "causal" if t["mask"] == "causal" else "window128" if t["mask"].startswith("window") else "full"
+        yield (precision, t["batch"], t["q_heads"], t["kv_heads"], t["q_len"], t["k_len"], t["head_dim"], mask, t["id"])
+
+
+SHAPES = {"grid": grid, "training": training}
+
+
+def cuda_rows(options):
+    for precision in options.precisions or PRECISIONS:
+        for shapes in options.shapes:
+            yield from SHAPES[shapes](options, precision)
+
+
+def contestants_of(row, options, library, beside, pool, unavailable):
     """Those that can take the row, lanewise first; none where lanewise is not compiled for it."""
     if options.device == "cpu":
         return {"lanewise": Lanewise(row, library, pool), "torch": Torch(row)}
@@ -262,9 +275,10 @@ def contestants_of(row, options, library, pool, unavailable):
         found["lanewise"] = Lanewise(row, library, None)
     except RuntimeError:
         return {}
-    for name in names:
+    others = {name: lambda row, _, of=other: Lanewise(row, of, None) for name, other in beside.items()}
+    for name, make in (others | {name: CUDA[name] for name in names}).items():
         try:
-            found[name] = CUDA[name](row, library)
+            found[name] = make(row, library)
         except Exception as e:  # whatever PyTorch, Triton or the C++ behind them throw is the reason
             why = f"{type(e).__name__}: {(str(e).splitlines() or [''])[0][:160]}"
             unavailable.setdefault(name, {})[row.name("")[1:]] = why
@@ -281,27 +295,33 @@ def main():
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS)
     parser.add_argument("--head-dims", nargs="+", type=int)
     parser.add_argument("--lengths", nargs="+", type=int)
+    parser.add_argument("--groups", nargs="+", type=int, default=[1], help="GPU: query heads of a key/value head, in the grid")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="GPU")
+    parser.add_argument("--directions", nargs="+", choices=OUTPUTS, default=list(OUTPUTS))
     parser.add_argument("--hidden", type=int, default=512, help="CPU: heads x head_dim")
     parser.add_argument("--rows", nargs="+", default=["*"], help="GPU: patterns of names without the direction, as in 'bf16/d128/*'")
     parser.add_argument("--against", nargs="+", choices=CUDA, help="GPU: the contestants")
+    parser.add_argument("--beside", nargs="+", default=[], metavar="NAME=LIBRARY", help="GPU: other builds of lanewise")
     parser.add_argument("--commit", default="", help="name of the sources that the library was built from, where it is not git's")
     parser.add_argument("--json", type=Path, help="write the result here")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.utils.deterministic.fill_uninitialized_memory = False  # would be charged to PyTorch's time
     with tempfile.TemporaryDirectory() as folder:
-        library, cpu = load(options.library, options.device, Path(folder)), options.device == "cpu"
+        library, cpu = load(options.library, options.device, Path(folder), "peers"), options.device == "cpu"
+        beside = {name: load(Path(path), options.device, Path(folder), name) for name, path in
+                  (pair.split("=", 1) for pair in options.beside)}
         pool = library.lanewise_pool_create(options.threads) if cpu else None
         timer, load_before, rows, unavailable = CpuTimer() if cpu else CudaTimer(), os.getloadavg()[0], [], {}
         for shape in (cpu_rows if cpu else cuda_rows)(options):
             row = Row(*shape[:8], options.device, *shape[8:])
             if not any(fnmatch.fnmatch(row.name("")[1:], pattern) for pattern in options.rows):
                 continue
-            contestants = contestants_of(row, options, library, pool, unavailable)
+            contestants = contestants_of(row, options, library, beside, pool, unavailable)
             if not contestants:
                 continue
             exact = row.exact()
-            rows += [measure(row, d, contestants, exact, options.repetitions, timer) for d in OUTPUTS]
+            rows += [measure(row, d, contestants, exact, options.repetitions, timer) for d in options.directions]
             if options.json:  # after every shape, so that a run that is cut short leaves what it measured
                 save(options, load_before, rows, unavailable)
         if cpu:

@@ -20,12 +20,14 @@ struct query_sums {
   LANEWISE_HD constexpr int bytes() const { return count() * int(sizeof(float)); }
 };
 
-/// The key tiles of a call in one line, in which blocks draw their numbers. Heads come in sections whose Q, dO and sums
-/// of dQ stay in L2; a section is walked level by level from the first key tile to the last, a level being the key tile
-/// of one index of all its heads: under causal masks the longest walks come first and the shortest last. A block adds
-/// to a query tile after the blocks of earlier key tiles, which all have lower numbers and so run or have run: nobody
-/// waits for a block that has not started. It walks its query tiles downwards: under causal masks all blocks of a head
-/// begin with its last query tile, one turn apart, and none waits for the length of another's walk.
+/// The key tiles of a call in one line, in which blocks draw their numbers. Heads come in sections; a section is walked
+/// level by level from the first key tile to the last, a level being the key tile of one index of all its heads: under
+/// causal masks the longest walks come first and the shortest last. A block adds to a query tile after the blocks of
+/// earlier key tiles, which all have lower numbers and so run or have run: nobody waits for a block that has not
+/// started. It walks its query tiles downwards, those of one index of all query heads of a group one after the other:
+/// under causal masks all blocks of a head begin with its last query tile, one turn apart, and none waits for the
+/// length of another's walk; and blocks that run together read the same Q and dO and add to the same sums, which L2
+/// holds however long the sequence is.
 struct key_order {
   std::int32_t tiles, heads, section;  ///< key tiles a head; key/value heads of all batch elements; those of a section
 
@@ -40,12 +42,15 @@ struct key_order {
   }
 };
 
-/// Sections of about 32 MiB, as equal as they can be.
-constexpr key_order key_order_of(tiling const& t, extents k, std::int64_t bytes_of_head) {
-  constexpr std::int64_t resident = 32 << 20;
-  std::int64_t const heads = k.batch * k.heads, fit = resident / (bytes_of_head + 1) + 1;
-  std::int64_t const sections = (heads + fit - 1) / fit, each = sections ? (heads + sections - 1) / sections : 1;
+/// Sections of at most `most` heads, as equal as they can be.
+constexpr key_order key_order_of(tiling const& t, extents k, std::int64_t most) {
+  std::int64_t const heads = k.batch * k.heads, sections = (heads + most - 1) / most,
+                     each = sections ? (heads + sections - 1) / sections : 1;
   return {t.k_tiles(), std::int32_t(heads), std::int32_t(each)};
+}
+/// Where blocks walk a head each at its own pace: what fits 32 MiB of L2.
+constexpr std::int64_t heads_in_l2(std::int64_t bytes_of_head) {
+  return (std::int64_t(32) << 20) / (bytes_of_head + 1) + 1;
 }
 
 }  // namespace lanewise::gpu

@@ -65,8 +65,7 @@ class one_pass_kernel {
   static std::int64_t turn_words(extents q) { return query_tiles(q) * warps + 1; }
   static problem problem_of(backward_args<C> const& a, F const& f, row_values row, float* sums, std::uint32_t* turns) {
     backward_problem<C, F> const base(a, f, row, size.columns, size.rows);
-    std::int64_t const bytes_of_head = base.ratio * a.q.size.sequence * d * std::int64_t(2 * sizeof(E) + sizeof(float));
-    return {base, gpu::key_order_of(base.tiles, a.k.size, bytes_of_head), sums, turns,
+    return {base, gpu::key_order_of(base.tiles, a.k.size, size.heads_in_step), sums, turns,
             turns + turn_words(a.q.size) - 1};
   }
   static std::int64_t units(problem const& p) { return p.order.count(); }

@@ -127,12 +127,13 @@ inline constexpr bool has_one_pass =
 struct one_pass_shape {
   int rows, columns;  ///< keys of a block; queries of a step
   int halves, d_o_stages;
+  int heads_in_step;  ///< of key_order: a quarter or an eighth of the blocks that an H200 runs at once
   constexpr int warps() const { return rows / 32 * halves; }
   constexpr gpu::query_sums sums() const { return {columns, halves}; }
 };
 template <config C>
-inline constexpr one_pass_shape one_pass_tile = width_of<C>() <= 64 ? one_pass_shape{128, 64, 1, 2}  // 64: 81 KiB
-                                                                    : one_pass_shape{64, 64, 2, 1};  // 128: 97 KiB
+inline constexpr one_pass_shape one_pass_tile = width_of<C>() <= 64 ? one_pass_shape{128, 64, 1, 2, 66}  // 64: 81 KiB
+                                                                    : one_pass_shape{64, 64, 2, 1, 33};  // 128: 97 KiB
 
 /// Steps of K in one stretch of code, whose addresses and operands are held in registers: 4 where the accumulators that
 /// stay take 128 registers and leave no room for more, else all that the operation allows.

@@ -17,7 +17,7 @@
 
 namespace lanewise::sm90 {
 
-using gpu::key_order, gpu::key_order_of;
+using gpu::heads_in_l2, gpu::key_order, gpu::key_order_of;
 
 /// Head dims up to 128 have the backward of five products here.
 template <config C>
@@ -56,5 +56,11 @@ template <config C, class F>
 inline constexpr wide_shape wide_key_tile = {64, 64, wide_producer_registers<F>};
 template <config C, class F>
 inline constexpr wide_shape wide_query_tile = {128, 64, wide_producer_registers<F>};
+
+/// Where the turns keep the blocks of a head in step: a quarter or an eighth of the 132 multiprocessors, so that four
+/// or eight levels run together and Q, dO and the sums of dQ are fetched once for all of them. Of 4, 8, 16, 33 and 66
+/// heads these are the fastest in geometric mean over S 512, 2048, 8192 (docs/performance.md).
+template <config C>
+inline constexpr std::int64_t heads_in_step = C.head_dim <= 64 ? 33 : 16;
 
 }  // namespace lanewise::sm90

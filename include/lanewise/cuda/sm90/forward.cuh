@@ -88,7 +88,7 @@ class forward_kernel {
             f,
             gpu::score_scale_of<F>(a.scale),
             tiles,
-            tile_order_of(tiles, a.q.size, ratio, bytes_of_key_head),
+            tile_order_of(tiles, a.q.size, ratio, bytes_of_key_head, resident<F>),
             std::int32_t(a.q.size.heads),
             ratio};
   }

@@ -30,9 +30,15 @@ struct tile_order {
   }
 };
 
-/// Sections of at most 24 MiB of K and V, of whole groups of query heads, as equal as they can be.
-constexpr tile_order tile_order_of(tiling const& t, extents q, std::int32_t ratio, std::int64_t bytes_of_key_head) {
-  constexpr std::int64_t resident = 24 << 20;
+/// Bytes of K and V of a section. Under a mask neighbours in the line should be equally long, so that a section is as
+/// large as L2 allows; without one, query tiles of a head that run together fetch its keys once, and the smaller the
+/// section, the more of them do.
+template <class F>
+inline constexpr std::int64_t resident = has_mask<F> ? 24 << 20 : 4 << 20;
+
+/// Sections of whole groups of query heads, at most about `resident` bytes, as equal as they can be.
+constexpr tile_order tile_order_of(tiling const& t, extents q, std::int32_t ratio, std::int64_t bytes_of_key_head,
+                                   std::int64_t resident) {
   std::int64_t const groups = q.batch * q.heads / ratio, fit = resident / (bytes_of_key_head + 1) + 1;
   std::int64_t const sections = (groups + fit - 1) / fit, each = sections ? (groups + sections - 1) / sections : 1;
   return {t.q_tiles(), std::int32_t(q.batch * q.heads), std::int32_t(each * ratio)};

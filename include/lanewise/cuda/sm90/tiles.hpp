@@ -48,7 +48,7 @@ constexpr forward_shape forward_tile() {
   // clang-format off
   if (slabs == 1 && !heavy && sizeof(F) <= 4) t = {192, 128, 2, 4, 4, 32};    // 64 + 32 + 32 of 160; 2 x 24 + 8 x 16 = 176 KiB
   else if (slabs == 1) t = {128, 128, 2, 4, 4, producer};   // 64 + 32 + 32 of 224; 2 x 16 + 8 x 16 = 160 KiB
-  else if (slabs == 2 && !heavy && sizeof(F) <= 4) t = {192, 80, 1, 4, 4, 32};  // 40 + 20 + 64 of 160; 48 + 8 x 20 = 208 KiB
+  else if (slabs == 2 && !heavy && sizeof(F) <= 4) t = {192, 64, 2, 4, 4, 32};  // 32 + 16 + 64 of 160; 2 x 48 + 8 x 16 = 224 KiB
   else if (slabs == 2 && reads) t = {128, 112, 2, 2, 3, producer};  // 56 + 28 + 64; 2 x 32 + 5 x 28 = 204 KiB
   else if (slabs == 2) t = {128, 128, 2, 2, 3, producer};   // 64 + 32 + 64; 2 x 32 + 5 x 32 = 224 KiB
   else if (slabs == 3 && heavy) t = {128, 80, 1, 2, 3, producer};  // 40 + 20 + 96; 48 + 5 x 30 = 198 KiB

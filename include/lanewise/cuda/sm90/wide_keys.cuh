@@ -79,7 +79,7 @@ class wide_key_kernel {
             a.accumulate,
             gpu::aligned_to_16(a.d_k) && gpu::aligned_to_16(a.d_v),
             tiles,
-            key_order_of(tiles, a.k.size, bytes_of_head),
+            key_order_of(tiles, a.k.size, heads_in_l2(bytes_of_head)),
             std::int32_t(a.k.size.heads),
             ratio,
             gpu::padded_rows(a.q.size.sequence),

@@ -77,7 +77,7 @@ class wide_query_kernel {
             a.accumulate,
             gpu::aligned_to_16(a.d_q),
             tiles,
-            key_order_of(exchanged, a.q.size, bytes_of_head),
+            key_order_of(exchanged, a.q.size, heads_in_l2(bytes_of_head)),
             std::int32_t(a.q.size.heads),
             ratio,
             gpu::padded_rows(a.q.size.sequence),
