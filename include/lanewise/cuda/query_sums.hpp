@@ -8,16 +8,23 @@
 
 namespace lanewise::gpu {
 
-/// dQ of a query tile while blocks add to it: f32, [batch][query head][query tile][part][block of 8 columns][128
-/// lanes][4], where a part is 64 rows x 64 columns in the order of the accumulators of four warps, 16 rows each: what a
-/// lane adds at a time is 16 bytes, what a warp adds 512.
+/// dQ of a query tile while blocks add to it: f32, [batch][query head][query tile][part][group], where a part is 64
+/// rows x 64 columns and a group what one of the adding warps or warpgroups has of it, in the order of its
+/// accumulators: [block of 8 columns][16 rows][lane][4].
 struct query_sums {
-  int rows, slabs;  ///< queries of a tile, a multiple of 64; parts of 64 columns beside each other
+  int rows, slabs;               ///< queries of a tile, a multiple of 64; parts beside each other
+  int group_rows, group_blocks;  ///< of a group, in 16 rows and in 8 columns
   static constexpr int part = 64 * 64;
-  static constexpr int lane_stride = 4, block_stride = 128 * lane_stride;
+  static constexpr int lane_stride = 4, piece = 32 * lane_stride;  ///< floats; a piece is 16 rows x 8 columns
   LANEWISE_HD constexpr int parts() const { return rows / 64 * slabs; }
   LANEWISE_HD constexpr int count() const { return parts() * part; }
   LANEWISE_HD constexpr int bytes() const { return count() * int(sizeof(float)); }
+  LANEWISE_HD constexpr int group() const { return group_rows * group_blocks * piece; }
+  /// Of the 16 rows r and the 8 columns c of a tile.
+  LANEWISE_HD constexpr int offset(int r, int c) const {
+    int const across = r % 4 / group_rows * (8 / group_blocks) + c % 8 / group_blocks;
+    return (r / 4 * slabs + c / 8) * part + across * group() + (c % group_blocks * group_rows + r % group_rows) * piece;
+  }
 };
 
 /// The key tiles of a call in one line, in which blocks draw their numbers. Heads come in sections; a section is walked

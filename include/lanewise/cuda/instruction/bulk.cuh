@@ -37,6 +37,9 @@ __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.w
 /// All of this thread's groups have been written.
 __device__ __forceinline__ void bulk_wait_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
+/// What this thread has written or seen written, here or in shared memory, is seen by bulk copies that it starts.
+__device__ __forceinline__ void bulk_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
 /// pass_turn() that also orders this thread's finished bulk copies.
 __device__ __forceinline__ void pass_bulk_turn(std::uint32_t* word, std::uint32_t turn) {
   asm volatile("fence.proxy.async.global;" ::: "memory");

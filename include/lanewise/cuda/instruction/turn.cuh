@@ -20,18 +20,22 @@ __device__ __forceinline__ void await_turn(std::uint32_t const* word, std::uint3
   while (now != turn);
 }
 
-/// `to` is aligned to 16 bytes. sm_90 adds in L2 and returns nothing; before, whoever has the turn reads past L1, where
-/// an older sum may lie.
+/// What stands in the word: a hint, which orders nothing.
+__device__ __forceinline__ std::uint32_t peek_turn(std::uint32_t const* word) {
+  std::uint32_t now;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
+  return now;
+}
+/// await_turn() by a thread that has peeked while it did something else.
+__device__ __forceinline__ void await_turn(std::uint32_t const* word, std::uint32_t turn, std::uint32_t peeked) {
+  if (peeked == turn) asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  else await_turn(word, turn);
+}
+
+/// Past L1, where what stood there before another block's turn may lie. `to` is aligned to 16 bytes.
 __device__ __forceinline__ void add_global_4(float* to, float const (&x)[4]) {
-#if __CUDA_ARCH__ >= 900
-  // red: order by turns as said above.
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]),
-               "f"(x[3])
-               : "memory");
-#else
   float4 const old = __ldcg(reinterpret_cast<float4 const*>(to));
   __stcg(reinterpret_cast<float4*>(to), {old.x + x[0], old.y + x[1], old.z + x[2], old.w + x[3]});
-#endif
 }
 __device__ __forceinline__ void store_global_4(float* to, float const (&x)[4]) {
   __stcg(reinterpret_cast<float4*>(to), {x[0], x[1], x[2], x[3]});

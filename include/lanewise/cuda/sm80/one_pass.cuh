@@ -12,6 +12,7 @@
 // (query_sums.hpp). The first to come writes instead of adding, so that nothing is cleared beforehand.
 #pragma once
 
+#include "../instruction/bulk.cuh"
 #include "../instruction/turn.cuh"
 #include "../query_sums.hpp"
 #include "backward_problem.cuh"
@@ -28,18 +29,19 @@ class one_pass_kernel {
   static constexpr int warps = size.warps();
   /// A warp's pairs at a time: 16 m keys x 8 n queries.
   static constexpr int m = 2, n = 4, piece = 8 * n, pieces = size.columns / piece;
-  /// Columns of dK and dV in a warp, and of dQ, whose 64 rows two warps share.
-  static constexpr int own_columns = width / halves, query_columns = width / 2;
-  static constexpr int unroll = 2;
+  static constexpr int own_columns = width / halves;  ///< of dK and dV in a warp
+  static constexpr int unroll = 8;
   using key_tile = typename op::template tile<size.rows, width>;
   using query_tile = typename op::template tile<size.columns, width>;
   using score_tile = typename op::template tile<size.rows, size.columns>;
   using scores = gpu::accumulators<m, n>;
   using key_gradient = gpu::accumulators<m, own_columns / 8>;
-  using query_gradient = gpu::accumulators<m, query_columns / 8>;
+  /// A warp's share of a part of dQ: 32 of 64 rows, 32 of 64 columns.
+  using query_gradient = gpu::accumulators<m, n>;
   /// P^T or dS^T of a piece, rounded.
   using rounded = typename op::fed[m][n / op::c_tiles];
-  static constexpr int row_bytes = size.columns * int(sizeof(float));  ///< LSE or delta of a query tile
+  static constexpr int row_bytes = size.columns * int(sizeof(float));             ///< LSE or delta of a query tile
+  static constexpr int share_bytes = gpu::query_sums::part * int(sizeof(float));  ///< of dQ, on its way to the sums
   /// What blocks know of their walk lies in shared memory, 16 bytes each: this key tile, the step planned last, and
   /// four steps of which up to three are in use. In registers it would not fit beside the accumulators.
   static constexpr int walk_bytes = 16 * (2 + 4);
@@ -49,8 +51,8 @@ class one_pass_kernel {
   static constexpr gpu::query_sums query_sums = size.sums();
   static constexpr char const* name = "sm80 backward, one pass";
   static constexpr int threads = 32 * warps;
-  static constexpr int shared_bytes = fits<2 * key_tile::bytes + (2 + size.d_o_stages) * query_tile::bytes +
-                                           halves * score_tile::bytes + 2 * 2 * row_bytes + walk_bytes>();
+  static constexpr int shared_bytes = fits<2 * key_tile::bytes + 2 * size.stages * query_tile::bytes +
+                                           halves * score_tile::bytes + share_bytes + 2 * 2 * row_bytes + walk_bytes>();
   static_assert(size.rows <= threads && size.columns <= threads, "a thread for each row");
 
   struct problem : backward_problem<C, F> {
@@ -72,8 +74,9 @@ class one_pass_kernel {
 
   __device__ one_pass_kernel(problem const& p, std::uint32_t shared)
       : p_(p), k_{shared}, v_{k_.base + key_tile::bytes}, q_{v_.base + key_tile::bytes},
-        d_o_{q_.base + 2 * query_tile::bytes}, ds_{d_o_.base + size.d_o_stages * query_tile::bytes},
-        rows_(ds_.base + halves * score_tile::bytes), walk_(rows_ + 2 * 2 * row_bytes) {}
+        d_o_{q_.base + size.stages * query_tile::bytes}, ds_{d_o_.base + size.stages * query_tile::bytes},
+        shares_(ds_.base + halves * score_tile::bytes), rows_(shares_ + share_bytes), walk_(rows_ + 2 * 2 * row_bytes) {
+  }
 
   __device__ __forceinline__ void run(std::int64_t unit) {
     if (threadIdx.x == 0) {
@@ -90,7 +93,9 @@ class one_pass_kernel {
       load_d_o(0);
       hide_keys();
     }
-    for (std::uint32_t number = 0; !planned(number).is_end(); ++number) step(number);
+    std::uint32_t number = 0;
+    for (; !planned(number).is_end(); ++number) step(number);
+    pass_turn(number);
     finish();
   }
 
@@ -157,7 +162,7 @@ class one_pass_kernel {
   /// An empty group where the walk is at its end.
   __device__ __forceinline__ void load_q(std::uint32_t number) const {
     int const stage = number % 2;
-    if (!planned(number).is_end()) load(planned(number), q_.stage(stage), p_.a.q, base_address(stage), p_.row.base);
+    if (!planned(number).is_end()) load(planned(number), q_of(stage), p_.a.q, base_address(stage), p_.row.base);
     gpu::cp_async_commit();
   }
   __device__ __forceinline__ void load_d_o(std::uint32_t number) const {
@@ -173,7 +178,8 @@ class one_pass_kernel {
     if (int const r = gpu::thread_index_anew(); r < size.columns)
       gpu::cp_async_4(to_row + r * 4, row + p_.row_index(t.batch, t.head, t.q_begin) + r);
   }
-  __device__ query_tile d_o_of(int stage) const { return size.d_o_stages == 2 ? d_o_.stage(stage) : d_o_; }
+  __device__ query_tile q_of(int stage) const { return size.stages == 2 ? q_.stage(stage) : q_; }
+  __device__ query_tile d_o_of(int stage) const { return size.stages == 2 ? d_o_.stage(stage) : d_o_; }
   __device__ std::uint32_t base_address(int stage) const { return rows_ + std::uint32_t(2 * stage * row_bytes); }
   __device__ std::uint32_t delta_address(int stage) const { return base_address(stage) + row_bytes; }
 
@@ -198,21 +204,20 @@ class one_pass_kernel {
     block const t = tile_of(planned(number));
     bool const hidden = t.q_begin + r < t.q_end && sees_no_key(p_.f, t, t.q_begin + r);
     if (!__syncthreads_or(hidden)) return;
-    if (hidden) q_.stage(stage).zero_row(r), d_o_of(stage).zero_row(r);
+    if (hidden) q_of(stage).zero_row(r), d_o_of(stage).zero_row(r);
     __syncthreads();
   }
 
-  // A step. With two stages of dO it is there together with Q; with one it is on its way during dK, dQ and the next S.
+  // A step. With one stage dO of the next is on its way from dK on, Q during dQ.
 
   __device__ __forceinline__ void step(std::uint32_t number) {
     int const stage = number % 2;
-    gpu::cp_async_wait<halves == 1 ? 0 : 1>();
+    gpu::cp_async_wait<0>();
+    hide_queries(number, has_mask<F> && planned(number).is_partial());
+    if (threadIdx.x == 0) plan(number + 2);
     if constexpr (halves == 1) {
-      bool const masked = has_mask<F> && planned(number).is_partial();
-      hide_queries(number, masked);
       load_q(number + 1);
       load_d_o(number + 1);
-      if (threadIdx.x == 0) plan(number + 2);
 #pragma unroll
       for (int part = 0; part < pieces; ++part) {
         if (part > 0 && gpu::never(unsigned(part))) return;
@@ -220,29 +225,19 @@ class one_pass_kernel {
       }
       __syncthreads();
     } else {
-      __syncthreads();
-      load_q(number + 1);
-      if (threadIdx.x == 0) plan(number + 2);
-      shared_piece(number, stage);
+      shared_piece(number);
     }
-    if (p_.sums) {
-      query_gradient d_q;
-      gpu::clear<m, query_columns / 8>(d_q);
-      int const row = query_row();
-      gpu::add_product<op, size.rows / 16>(
-          d_q, [&](int i, int s) { return op::load_a_columns(gpu::lane_index(), ds_, 16 * s, row + 16 * i); }, k_,
-          query_column());
-      add_to_sums(d_q, planned(number));
-    }
+    if (p_.sums) add_to_sums(number);
   }
 
   /// A piece of one warp's own keys.
   __device__ __forceinline__ void whole_piece(std::uint32_t number, int stage, int part) {
-    auto const q = q_.stage(stage).template rows_from<piece>(piece * part);
+    auto const q = q_of(stage).template rows_from<piece>(piece * part);
     auto const d_o = d_o_of(stage).template rows_from<piece>(piece * part);
     scores s, dp;
     raw_scores<F, m, n> raw;
     gpu::multiply_rows<op, unroll>(s, k_, first_row(), q);
+    if (part == 0) pass_turn(number);
     bool const hides = apply_variant(s, raw, number, part);
     probabilities(s, base_address(stage) + part * piece * 4);
     add_rounded(d_v_, s, d_o);
@@ -255,21 +250,20 @@ class one_pass_kernel {
   }
 
   /// A step's half of the queries, of keys that two warps share.
-  __device__ __forceinline__ void shared_piece(std::uint32_t number, int stage) {
+  __device__ __forceinline__ void shared_piece(std::uint32_t number) {
     int const part = half();
     score_tile const p_tile{ds_.base + score_tile::bytes};
     auto const rows_of = [&](query_tile const& x, int which) { return x.template rows_from<piece>(piece * which); };
-    query_tile const q = q_.stage(stage);
     scores s, dp;
     raw_scores<F, m, n> raw;
     rounded fed;
-    gpu::multiply_rows<op, unroll>(s, k_, first_row(), rows_of(q, part));
+    gpu::multiply_rows<op, unroll>(s, k_, first_row(), rows_of(q_, part));
+    pass_turn(number);
     bool const hides = apply_variant(s, raw, number, part);
-    probabilities(s, base_address(stage) + part * piece * 4);
+    probabilities(s, base_address(number % 2) + part * piece * 4);
     round(fed, s);
     put(fed, p_tile, part);
-    gpu::cp_async_wait<1>();
-    hide_queries(number, has_mask<F> && planned(number).is_partial());
+    __syncthreads();
     add_fed(d_v_, fed, rows_of(d_o_, part));
     add_shared(d_v_, p_tile, part ^ 1, rows_of(d_o_, part ^ 1));
     gpu::multiply_rows<op, unroll>(dp, v_, first_row(), rows_of(d_o_, part));
@@ -278,8 +272,10 @@ class one_pass_kernel {
     put(fed, ds_, part);
     __syncthreads();
     load_d_o(number + 1);
-    add_fed(d_k_, fed, rows_of(q, part));
-    add_shared(d_k_, ds_, part ^ 1, rows_of(q, part ^ 1));
+    add_fed(d_k_, fed, rows_of(q_, part));
+    add_shared(d_k_, ds_, part ^ 1, rows_of(q_, part ^ 1));
+    __syncthreads();
+    load_q(number + 1);
   }
 
   __device__ block part_of(planned_step at, int part) const {
@@ -364,32 +360,85 @@ class one_pass_kernel {
         b, own_column());
   }
 
-  /// This warp's part of dQ to its sum: after that of the next earlier key tile that visits the same query tile.
-  __device__ __forceinline__ void add_to_sums(query_gradient const& d_q, planned_step at) const {
-    std::int64_t const tile = (std::int64_t(batch()) * p_.a.q.size.heads + at.head()) * tiles().q_tiles() + at.i();
-    std::int32_t const before = at.before();
-    std::uint32_t* const turn = p_.turns + tile * warps + gpu::thread_index_anew() / 32;
-    float* const to = p_.sums + tile * query_sums.count() + query_row() / 16 * (32 * query_sums.lane_stride) +
-                      gpu::lane_index() * query_sums.lane_stride;
-    auto const place = [&](int i, int j) {
-      int const block = query_column() / 8 + j;
-      return to + block / 8 * query_sums.part + block % 8 * query_sums.block_stride + i * (32 * query_sums.lane_stride);
-    };
-    if (before < 0) {
+  // dQ. Each warp adds its share of a step to the sums when its turn has come, and passes the turn during the next
+  // step.
+
+  __device__ std::int64_t query_tile_index(planned_step at) const {
+    return (std::int64_t(batch()) * p_.a.q.size.heads + at.head()) * tiles().q_tiles() + at.i();
+  }
+  __device__ std::uint32_t* turn_of(planned_step at) const { return p_.turns + query_tile_index(at) * warps + warp(); }
+
+  /// After the share of the next earlier key tile that visits the same query tile.
+  __device__ __forceinline__ void add_to_sums(std::uint32_t number) const {
+    planned_step const at = planned(number);
+    bool const leads = gpu::lane_index() == 0, first = at.before() < 0;
+    std::uint32_t const peeked = leads && !first ? gpu::peek_turn(turn_of(at)) : 0;
 #pragma unroll
-      for (int i = 0; i < m; ++i)
-#pragma unroll
-        for (int j = 0; j < query_columns / 8; ++j) gpu::store_global_4(place(i, j), d_q[i][j].x);
-    } else {
-      if (gpu::lane_index() == 0) gpu::await_turn(turn, std::uint32_t(before + 1));
+    for (int part = 0; part < query_sums.slabs; ++part) {
+      int const row = query_row(), column = 64 * part + query_column();
+      query_gradient share;
+      gpu::clear<m, n>(share);
+      if (column < width)
+        gpu::add_product<op, size.rows / 16>(
+            share, [&](int i, int s) { return op::load_a_columns(gpu::lane_index(), ds_, 16 * s, row + 16 * i); }, k_,
+            column);
+      if (part == 0 && leads && !first) gpu::await_turn(turn_of(at), std::uint32_t(at.before() + 1), peeked);
       __syncwarp();
-#pragma unroll
-      for (int i = 0; i < m; ++i)
-#pragma unroll
-        for (int j = 0; j < query_columns / 8; ++j) gpu::add_global_4(place(i, j), d_q[i][j].x);
+      add_share(
+          share,
+          p_.sums + query_tile_index(at) * query_sums.count() + part * query_sums.part + warp() * query_sums.group(),
+          first);
+    }
+  }
+  /// sm_90 adds in the background, from shared memory: from registers a warp would hold up the loads of all others.
+  __device__ __forceinline__ void add_share(query_gradient const& share, float* to, bool first) const {
+    int const lane = gpu::lane_index_anew();
+#if __CUDA_ARCH__ >= 900
+    constexpr int bytes = query_sums.group() * int(sizeof(float));
+    std::uint32_t const from = shares_ + std::uint32_t(warp() * bytes);
+    if (lane == 0) gpu::bulk_wait_read();
+    __syncwarp();
+  #pragma unroll
+    for (int i = 0; i < m; ++i)
+  #pragma unroll
+      for (int j = 0; j < n; ++j) {
+        float const(&x)[4] = share[i][j].x;
+        gpu::store_shared_4(
+            from + std::uint32_t(((j * m + i) * query_sums.piece + lane * query_sums.lane_stride) * int(sizeof(float))),
+            __float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3]));
+      }
+    __syncwarp();
+    if (lane == 0) {
+      gpu::bulk_fence();
+      if (first) gpu::bulk_store(to, from, bytes);
+      else gpu::bulk_add(to, from, bytes);
+      gpu::bulk_commit();
+    }
+#else
+  #pragma unroll
+    for (int i = 0; i < m; ++i)
+  #pragma unroll
+      for (int j = 0; j < n; ++j) {
+        float* const place = to + (j * m + i) * query_sums.piece + lane * query_sums.lane_stride;
+        if (first) gpu::store_global_4(place, share[i][j].x);
+        else gpu::add_global_4(place, share[i][j].x);
+      }
+#endif
+  }
+  /// That of the step before `number`.
+  __device__ __forceinline__ void pass_turn(std::uint32_t number) const {
+    if (number == 0 || !p_.sums) return;
+    planned_step const at = planned(number - 1);
+    __syncwarp();
+    if (gpu::lane_index_anew() == 0) {
+#if __CUDA_ARCH__ >= 900
+      gpu::bulk_wait_written();
+      gpu::pass_bulk_turn(turn_of(at), std::uint32_t(j() + 1));
+#else
+      gpu::pass_turn(turn_of(at), std::uint32_t(j() + 1));
+#endif
     }
     __syncwarp();
-    if (gpu::lane_index() == 0) gpu::pass_turn(turn, std::uint32_t(j() + 1));
   }
 
   __device__ __forceinline__ void finish() const {
@@ -415,13 +464,13 @@ class one_pass_kernel {
   static __device__ int first_row() { return warp() / halves * 16 * m; }
   static __device__ int own_column() { return halves == 1 ? 0 : half() * own_columns; }
   static __device__ int query_row() { return warp() / 2 * 16 * m; }
-  static __device__ int query_column() { return warp() % 2 * query_columns; }
+  static __device__ int query_column() { return warp() % 2 * 8 * n; }
 
   problem const& p_;
   key_tile k_, v_;
   query_tile q_, d_o_;
   score_tile ds_;
-  std::uint32_t rows_, walk_;
+  std::uint32_t shares_, rows_, walk_;
   key_gradient d_k_, d_v_;
 };
 

@@ -45,12 +45,12 @@ class query_sums_kernel {
     gpu::clear<1, n>(sum);
     // A query tile that no key tile visits has no sums.
     if (next_key_tile(p_.f, p_.tiles, b, h, i, -1) < p_.tiles.k_tiles()) {
-      float const* const from =
-          p_.sums + tile * size.count() + part * size.slabs * size.part + int(threadIdx.x) * size.lane_stride;
+      constexpr gpu::query_sums order = size;
+      float const* const from = p_.sums + tile * size.count() + int(threadIdx.x) % 32 * size.lane_stride;
 #pragma unroll
       for (int j = 0; j < n; ++j) {
         float4 const* const four =
-            reinterpret_cast<float4 const*>(from + j / 8 * size.part + j % 8 * size.block_stride);
+            reinterpret_cast<float4 const*>(from + order.offset(4 * part + int(threadIdx.x) / 32, j));
         sum[0][j] = {{four->x, four->y, four->z, four->w}};
       }
     }

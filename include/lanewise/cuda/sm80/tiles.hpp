@@ -126,10 +126,10 @@ inline constexpr bool has_one_pass =
 /// of a multiprocessor, and compute while the other waits at a barrier or for its turn.
 struct one_pass_shape {
   int rows, columns;  ///< keys of a block; queries of a step
-  int halves, d_o_stages;
+  int halves, stages;
   int heads_in_step;  ///< of key_order: a quarter or an eighth of the blocks that an H200 runs at once
   constexpr int warps() const { return rows / 32 * halves; }
-  constexpr gpu::query_sums sums() const { return {columns, halves}; }
+  constexpr gpu::query_sums sums() const { return {columns, halves, 2, 4}; }
 };
 template <config C>
 inline constexpr one_pass_shape one_pass_tile = width_of<C>() <= 64 ? one_pass_shape{128, 64, 1, 2, 66}  // 64: 81 KiB

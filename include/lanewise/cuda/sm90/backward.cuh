@@ -450,7 +450,7 @@ class backward_kernel {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       float const(&x)[4] = d_q[0][j].x;
-      gpu::store_shared_4(to + std::uint32_t(j * query_sums.block_stride * int(sizeof(float))), __float_as_uint(x[0]),
+      gpu::store_shared_4(to + std::uint32_t(j * 4 * query_sums.piece * int(sizeof(float))), __float_as_uint(x[0]),
                           __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3]));
     }
     __syncwarp();

@@ -38,7 +38,7 @@ LANEWISE_HD constexpr bool asks_for_pairs(F const& f, block const& t) {
 struct backward_shape {
   int rows, columns;  ///< queries of a tile; keys of a block, 64 a warpgroup
   int slabs;          ///< of 64 columns of the head dim
-  constexpr gpu::query_sums sums() const { return {rows, slabs}; }
+  constexpr gpu::query_sums sums() const { return {rows, slabs, 4, 8}; }
 };
 template <config C>
 inline constexpr backward_shape backward_tile =
