@@ -30,7 +30,8 @@ class one_pass_kernel {
   /// A warp's pairs at a time: 16 m keys x 8 n queries.
   static constexpr int m = 2, n = 4, piece = 8 * n, pieces = size.columns / piece;
   static constexpr int own_columns = width / halves;  ///< of dK and dV in a warp
-  static constexpr int unroll = 8;
+  /// Steps of K of S^T and of dP^T in one stretch of code: beside S^T, dP^T has no registers for the addresses of more.
+  static constexpr int unroll = 8, unroll_beside = 2;
   using key_tile = typename op::template tile<size.rows, width>;
   using query_tile = typename op::template tile<size.columns, width>;
   using score_tile = typename op::template tile<size.rows, size.columns>;
@@ -241,7 +242,7 @@ class one_pass_kernel {
     bool const hides = apply_variant(s, raw, number, part);
     probabilities(s, base_address(stage) + part * piece * 4);
     add_rounded(d_v_, s, d_o);
-    gpu::multiply_rows<op, unroll>(dp, v_, first_row(), d_o);
+    gpu::multiply_rows<op, unroll_beside>(dp, v_, first_row(), d_o);
     score_gradients(s, dp, raw, number, part, hides);
     rounded ds;
     round(ds, dp);
@@ -266,7 +267,7 @@ class one_pass_kernel {
     __syncthreads();
     add_fed(d_v_, fed, rows_of(d_o_, part));
     add_shared(d_v_, p_tile, part ^ 1, rows_of(d_o_, part ^ 1));
-    gpu::multiply_rows<op, unroll>(dp, v_, first_row(), rows_of(d_o_, part));
+    gpu::multiply_rows<op, unroll_beside>(dp, v_, first_row(), rows_of(d_o_, part));
     score_gradients(s, dp, raw, number, part, hides);
     round(fed, dp);
     put(fed, ds_, part);
