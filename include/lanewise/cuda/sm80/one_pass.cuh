@@ -240,7 +240,7 @@ class one_pass_kernel {
     gpu::multiply_rows<op, unroll>(s, k_, first_row(), q);
     if (part == 0) pass_turn(number);
     bool const hides = apply_variant(s, raw, number, part);
-    probabilities(s, base_address(stage) + part * piece * 4);
+    column_probabilities(s, p_.scale.factor, base_address(stage) + part * piece * 4);
     add_rounded(d_v_, s, d_o);
     gpu::multiply_rows<op, unroll_beside>(dp, v_, first_row(), d_o);
     score_gradients(s, dp, raw, number, part, hides);
@@ -261,7 +261,7 @@ class one_pass_kernel {
     gpu::multiply_rows<op, unroll>(s, k_, first_row(), rows_of(q_, part));
     pass_turn(number);
     bool const hides = apply_variant(s, raw, number, part);
-    probabilities(s, base_address(number % 2) + part * piece * 4);
+    column_probabilities(s, p_.scale.factor, base_address(number % 2) + part * piece * 4);
     round(fed, s);
     put(fed, p_tile, part);
     __syncthreads();
@@ -295,35 +295,13 @@ class one_pass_kernel {
     return (has_mask<F> && partial) || ragged;
   }
 
-  /// P^T = 2^(S^T - LSE), one LSE a column.
-  __device__ __forceinline__ void probabilities(scores& s, std::uint32_t base) const {
-    std::uint32_t const column = base + (gpu::lane_index_anew() & 3) * 8;
-#pragma unroll
-    for (int j = 0; j < n; ++j) {
-      float2 const lse = gpu::load_shared_2(column + 32 * j);
-#pragma unroll
-      for (int i = 0; i < m; ++i)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          s[i][j].x[e] = gpu::exp2_approximate(fmaf(s[i][j].x[e], p_.scale.factor, e % 2 ? -lse.y : -lse.x));
-    }
-  }
   /// dS^T = P^T (dP^T - delta), in place of dP^T.
   __device__ __forceinline__ void score_gradients(scores const& p, scores& dp, raw_scores<F, m, n> const& raw,
                                                   std::uint32_t number, int part, bool hides) const {
     if (hides) drop_masked(p, dp);
-    std::uint32_t const column = delta_address(number % 2) + part * piece * 4 + (gpu::lane_index_anew() & 3) * 8;
-#pragma unroll
-    for (int j = 0; j < n; ++j) {
-      float2 const of = gpu::load_shared_2(column + 32 * j);
-#pragma unroll
-      for (int i = 0; i < m; ++i)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) dp[i][j].x[e] = p[i][j].x[e] * (dp[i][j].x[e] - (e % 2 ? of.y : of.x));
-    }
-    if constexpr (has_score<F>) {
+    column_score_gradients(p, dp, delta_address(number % 2) + part * piece * 4);
+    if constexpr (has_score<F>)
       through_score<gpu::rows_are::keys>(dp, raw.s, p_.f, part_of(planned(number), part), first_row());
-    }
   }
 
   static __device__ __forceinline__ void round(rounded& to, scores const& from) {
