@@ -261,13 +261,15 @@ TEST_CASE("a workspace that is too small is refused with both numbers") {
   CHECK(std::string(s.message()).find(std::to_string(needed)) != std::string::npos);
 }
 
-// Row values 2 x 2 x 8 heads x 384 padded rows x 4 bytes; 80 query tiles of 64 x 128 f32, and a word for each of their
-// four warps on mma.sync, for each on wgmma, and one more.
+// Row values 2 x 2 x 8 heads x 384 padded rows x 4 bytes; on wgmma 80 query tiles of 64 x 128 f32 and 81 words. In one
+// pass on mma.sync, at head dim 64, a word for each of the four warps of 64 x 64 f32, and one more: 1284 bytes.
 TEST_CASE("the workspace of a backward, to the byte") {
   constexpr config c = instances::bf16_128_full::c;
   extents const q{2, 300, 8, 128}, k{2, 333, 2, 128};
-  std::size_t const rows = 49152, sums = 2621440, words = 1408;
-  CHECK(backward_workspace<c>(cuda_target{80, 108}, q, k, full{}) == rows + sums + words);
+  std::size_t const rows = 49152, sums = 2621440, words = 384;
+  CHECK(backward_workspace<c>(cuda_target{80, 108}, q, k, full{}) == rows);
+  CHECK(backward_workspace<causal>(cuda_target{80, 108}, {2, 300, 8, 64}, {2, 333, 2, 64}, causal_bottom_right{}) ==
+        rows + sums / 2 + 1408);
   CHECK(backward_workspace<c>(cuda_target{90, 132}, q, k, full{}) == rows + sums + words);
   CHECK(backward_workspace<c>(cuda_target{90, 132}, q, k, full{}, {.d_q = false}) == rows + words);
   CHECK(backward_workspace<c>(cuda_target{90, 1}, q, k, full{}) == rows + sums + words);

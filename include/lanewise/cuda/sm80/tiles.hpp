@@ -108,10 +108,11 @@ constexpr shape_of_tile query_gradient_shape() {
 }
 
 /// Where dK, dV and the share of dQ come from one kernel in five products (one_pass.cuh): 16-bit operands, dK and dV of
-/// 32 keys in 128 registers of one or two warps. What asks for tiles of its own gets the two kernels that have them.
+/// 32 keys in 128 registers of one or two warps. What asks for tiles of its own gets the two kernels that have them,
+/// and so does what is wider than 64: at 128 the sums of dQ take as long as the two products that one pass saves.
 template <config C, tuning T>
 inline constexpr bool has_one_pass =
-    (C.precision == precision::bf16 || C.precision == precision::f16) && C.head_dim <= 128 && T.sm80_backward == tile{};
+    (C.precision == precision::bf16 || C.precision == precision::f16) && C.head_dim <= 64 && T.sm80_backward == tile{};
 
 /// A warp of the one-pass backward computes 32 keys x 32 queries of S^T and dP^T at a time. `halves` warps share 32
 /// keys: each has half of a step's queries and half of the columns of dK and dV.
