@@ -9,6 +9,7 @@
 #include "dit_trainer.hpp"
 #include "error.hpp"
 #include "lm_trainer.hpp"
+#include "lokr_sizes.hpp"
 #include "started_run.hpp"
 #include "support.hpp"
 #include "trained_base.hpp"
@@ -170,31 +171,25 @@ recordings noise_captioned(std::size_t length) {
 TEST_CASE(
     "a step of dit takes its plan of the GPU's memory, over LoKR's sizes, batches and captions, flash and exact") {
   constexpr std::size_t page = std::size_t(2) << 20;
-  for (std::string const dim : {"64", "128", "256", "512"})
-    for (std::string const factor : {"4", "6", "8"})
-      for (std::string const batch : {"1", "2", "4"})
-        for (std::size_t const caption : {434, 1877}) {
-          CAPTURE(dim);
-          CAPTURE(factor);
-          CAPTURE(batch);
-          CAPTURE(caption);
-          // Exact attention over the longest captions alone: elsewhere it plans by the same code.
-          std::string const attn = caption == 1877 && factor == "6" ? "exact" : "flash";
-          recordings const data = noise_captioned(caption);
-          dit_settings s = resolve(
-              parse_dit({"--device",        "cuda", "--precision", "tf32", "--preset",   "2b",   "--layers", "1",
-                         "--hidden",        "1024", "--heads",     "8",    "--kv-heads", "4",    "--ffn",    "3072",
-                         "--caption-width", "64",   "--crop",      "400",  "--adapter",  "lokr", "--attn",   attn,
-                         "--dim",           dim,    "--factor",    factor, "--batch",    batch}));
-          decide_crops(s, 500);
-          std::unique_ptr<device> const on = device_of(s);
-          std::size_t const before = free_bytes();
-          dit_trainer trainer(s, data, *on, {std::size_t(1) << 35, 0});
-          std::size_t const bound = free_bytes(), plan = trainer.plan().peak();
-          trainer.start();
-          trainer.step(1);
-          CHECK(before - bound == (plan + page - 1) / page * page);
-        }
+  test::for_each_lokr_size([&](std::string const& dim, std::string const& factor, std::string const& batch,
+                               std::size_t caption) {
+    // Exact attention over the longest captions alone: elsewhere it plans by the same code.
+    std::string const attn = caption == 1877 && factor == "6" ? "exact" : "flash";
+    recordings const data = noise_captioned(caption);
+    dit_settings s =
+        resolve(parse_dit({"--device",        "cuda", "--precision", "tf32", "--preset",   "2b",   "--layers", "1",
+                           "--hidden",        "1024", "--heads",     "8",    "--kv-heads", "4",    "--ffn",    "3072",
+                           "--caption-width", "64",   "--crop",      "400",  "--adapter",  "lokr", "--attn",   attn,
+                           "--dim",           dim,    "--factor",    factor, "--batch",    batch}));
+    decide_crops(s, 500);
+    std::unique_ptr<device> const on = device_of(s);
+    std::size_t const before = free_bytes();
+    dit_trainer trainer(s, data, *on, {std::size_t(1) << 35, 0});
+    std::size_t const bound = free_bytes(), plan = trainer.plan().peak();
+    trainer.start();
+    trainer.step(1);
+    CHECK(before - bound == (plan + page - 1) / page * page);
+  });
 }
 
 TEST_CASE("a plan beyond the budget, and one beyond the GPU, are refused with the numbers") {

@@ -5,6 +5,7 @@
 #include "counting_text.hpp"
 #include "dit_fit.hpp"
 #include "lm_fit.hpp"
+#include "lokr_sizes.hpp"
 #include "memory_terms.hpp"
 #include "plan_budget.hpp"
 #include "support.hpp"
@@ -38,20 +39,38 @@ std::string shape_of(lm_settings const& s) {
          std::to_string(s.accumulate);
 }
 
-}  // namespace
+/// What counts of recordings for a plan: a caption of `length` bytes.
+recordings captioned(std::size_t length) {
+  recordings data;
+  data.all.push_back({"a", std::string(length, 'x'), {}});
+  return data;
+}
 
-TEST_CASE("random budgets: it fits exactly when the plan does, with the longest window, then fewest segments") {
-  lm_settings const s = settings();
-  std::unique_ptr<device> const on = make_cpu_device(2);
-  struct tried {
-    lm_settings settings;
-    std::size_t bytes;
-  };
-  std::vector<tried> all;  // longest window first, in each the order of preference
-  for (std::int64_t context = 64; context >= shortest_context; --context)
-    for (lm_settings const& c : choices(s, context)) all.push_back({c, lm_trainer::estimate(c, *on)});
+/// Crops as long as --longest or the preset would have them.
+dit_settings dit_settings_of(std::vector<std::string> more, std::int64_t crop) {
+  more.insert(more.end(), {"--threads", "2"});
+  dit_settings s = resolve(parse_dit(more));
+  decide_crops(s, std::max(crop, s.crop_max));
+  return s;
+}
+
+std::string shape_of(dit_settings const& s) {
+  return std::to_string(s.layers) + " " + std::to_string(s.crop_min) + "-" + std::to_string(s.crop_max) + " " +
+         std::to_string(s.ckpt) + " " + std::to_string(s.batch) + " " + std::to_string(s.accumulate);
+}
+
+template <class Settings>
+struct tried {
+  Settings settings;
+  std::size_t bytes;
+};
+
+/// fit(budget) fits exactly when its plan does, and then with the first of `all` that does, which come in the order of
+/// preference. estimate(settings) is the peak of their plan.
+template <class Settings, class Fit, class Estimate>
+void check_random_budgets(std::vector<tried<Settings>> const& all, Fit const& fit, Estimate const& estimate) {
   std::size_t smallest = all[0].bytes, largest = 0;
-  for (tried const& t : all) smallest = std::min(smallest, t.bytes), largest = std::max(largest, t.bytes);
+  for (tried<Settings> const& t : all) smallest = std::min(smallest, t.bytes), largest = std::max(largest, t.bytes);
   std::mt19937_64 engine(7);
   for (int i = 0; i < 60; ++i) {
     std::size_t const budget = i == 0   ? smallest
@@ -59,15 +78,32 @@ TEST_CASE("random budgets: it fits exactly when the plan does, with the longest 
                                : i == 2 ? largest
                                         : smallest / 2 + engine() % (largest - smallest / 2);
     CAPTURE(budget);
-    lm_fit const r = fit_lm(s, *on, budget, 64);
+    auto const r = fit(budget);
     CHECK(r.fits == (r.plan.peak() <= budget));
-    CHECK(r.plan.peak() == lm_trainer::estimate(r.settings, *on));
-    CHECK(r.settings.windows_per_step() == s.windows_per_step());
-    auto const expected = std::ranges::find_if(all, [&](tried const& t) { return t.bytes <= budget; });
+    CHECK(r.plan.peak() == estimate(r.settings));
+    auto const expected = std::ranges::find_if(all, [&](auto const& t) { return t.bytes <= budget; });
     REQUIRE(r.fits == (expected != all.end()));
     if (r.fits) CHECK(shape_of(r.settings) == shape_of(expected->settings));
     else CHECK_FALSE(r.refusal.empty());
   }
+}
+
+}  // namespace
+
+TEST_CASE("random budgets: it fits exactly when the plan does, with the longest window, then fewest segments") {
+  lm_settings const s = settings();
+  std::unique_ptr<device> const on = make_cpu_device(2);
+  std::vector<tried<lm_settings>> all;  // longest window first, in each the order of preference
+  for (std::int64_t context = 64; context >= shortest_context; --context)
+    for (lm_settings const& c : choices(s, context)) all.push_back({c, lm_trainer::estimate(c, *on)});
+  check_random_budgets(
+      all,
+      [&](std::size_t budget) {
+        lm_fit r = fit_lm(s, *on, budget, 64);
+        CHECK(r.settings.windows_per_step() == s.windows_per_step());
+        return r;
+      },
+      [&](lm_settings const& c) { return lm_trainer::estimate(c, *on); });
 }
 
 TEST_CASE("cards of several sizes: three steps run in what was found, or nothing is found") {
@@ -177,39 +213,11 @@ TEST_CASE("a refusal names the cheapest changes, each with the plan that it lead
             "; together --batch 1 --accumulate 4 --ckpt 2 (" + mebibytes(both) + ") would fit"));
 }
 
-namespace {
-
-/// What counts of recordings for a plan: a caption of `length` bytes.
-recordings captioned(std::size_t length) {
-  recordings data;
-  data.all.push_back({"a", std::string(length, 'x'), {}});
-  return data;
-}
-
-/// Crops as long as --longest or the preset would have them.
-dit_settings dit_settings_of(std::vector<std::string> more, std::int64_t crop) {
-  more.insert(more.end(), {"--threads", "2"});
-  dit_settings s = resolve(parse_dit(more));
-  decide_crops(s, std::max(crop, s.crop_max));
-  return s;
-}
-
-std::string shape_of(dit_settings const& s) {
-  return std::to_string(s.layers) + " " + std::to_string(s.crop_min) + "-" + std::to_string(s.crop_max) + " " +
-         std::to_string(s.ckpt) + " " + std::to_string(s.batch) + " " + std::to_string(s.accumulate);
-}
-
-}  // namespace
-
 TEST_CASE("dit, random budgets: all layers first, then the longest crop, the fewest segments, the largest batch") {
   recordings const data = captioned(20);
   dit_settings const s = dit_settings_of({"--preset", "tiny", "--patch", "2"}, 64);
   std::unique_ptr<device> const on = make_cpu_device(2);
-  struct tried {
-    dit_settings settings;
-    std::size_t bytes;
-  };
-  std::vector<tried> all;  // in the order of preference
+  std::vector<tried<dit_settings>> all;
   for (std::int64_t const layers : {2, 1})
     for (std::int64_t tokens = 32; tokens >= shortest_crop; --tokens)
       for (std::int64_t const segments : {1, 2})
@@ -220,24 +228,13 @@ TEST_CASE("dit, random budgets: all layers first, then the longest crop, the few
           c.crop_max = 2 * tokens, c.crop_min = tokens;
           all.push_back({c, dit_trainer::estimate(c, data, *on)});
         }
-  std::size_t smallest = all[0].bytes, largest = 0;
-  for (tried const& t : all) smallest = std::min(smallest, t.bytes), largest = std::max(largest, t.bytes);
-  std::mt19937_64 engine(7);
-  for (int i = 0; i < 60; ++i) {
-    std::size_t const budget = i == 0   ? smallest
-                               : i == 1 ? smallest - 1
-                               : i == 2 ? largest
-                                        : smallest / 2 + engine() % (largest - smallest / 2);
-    CAPTURE(budget);
-    dit_fit const r = fit_dit(s, data, *on, budget, 64, 1);
-    CHECK(r.fits == (r.plan.peak() <= budget));
-    CHECK(r.plan.peak() == dit_trainer::estimate(r.settings, data, *on));
-    auto const expected = std::ranges::find_if(all, [&](tried const& t) { return t.bytes <= budget; });
-    REQUIRE(r.fits == (expected != all.end()));
-    if (r.fits) CHECK(shape_of(r.settings) == shape_of(expected->settings));
-    else CHECK_FALSE(r.refusal.empty());
-    CHECK(fit_dit(s, data, *on, budget, 64, s.layers).settings.layers == s.layers);
-  }
+  check_random_budgets(
+      all,
+      [&](std::size_t budget) {
+        CHECK(fit_dit(s, data, *on, budget, 64, s.layers).settings.layers == s.layers);
+        return fit_dit(s, data, *on, budget, 64, 1);
+      },
+      [&](dit_settings const& c) { return dit_trainer::estimate(c, data, *on); });
 }
 
 TEST_CASE("dit: what is set stays as it is") {
@@ -283,23 +280,17 @@ TEST_CASE("published sizes on cards: the plan is within the card, or three chang
 
 TEST_CASE("LoKR's plans are within 4% of what is live at once, whatever its sizes, the batch and the captions") {
   std::unique_ptr<device> const on = make_cpu_device(2);
-  for (std::string const dim : {"64", "128", "256", "512"})
-    for (std::string const factor : {"4", "6", "8"})
-      for (std::string const batch : {"1", "2", "4"})
-        for (std::size_t const caption : {434, 1877}) {
-          CAPTURE(dim);
-          CAPTURE(factor);
-          CAPTURE(batch);
-          CAPTURE(caption);
-          dit_settings const s = dit_settings_of({"--preset", "2b", "--layers", "4", "--crop", "1250", "--adapter",
-                                                  "lokr", "--dim", dim, "--factor", factor, "--batch", batch},
-                                                 1250);
-          lanewise::arena_plan const plan = dit_trainer::plan_for(s, captioned(caption), *on);
-          lanewise::arena_statistics const& n = plan.statistics();
-          REQUIRE(plan.verify());
-          CHECK(n.peak >= n.most_live);
-          CHECK(double(n.peak) <= 1.04 * double(n.most_live));
-        }
+  test::for_each_lokr_size(
+      [&](std::string const& dim, std::string const& factor, std::string const& batch, std::size_t caption) {
+        dit_settings const s = dit_settings_of({"--preset", "2b", "--layers", "4", "--crop", "1250", "--adapter",
+                                                "lokr", "--dim", dim, "--factor", factor, "--batch", batch},
+                                               1250);
+        lanewise::arena_plan const plan = dit_trainer::plan_for(s, captioned(caption), *on);
+        lanewise::arena_statistics const& n = plan.statistics();
+        REQUIRE(plan.verify());
+        CHECK(n.peak >= n.most_live);
+        CHECK(double(n.peak) <= 1.04 * double(n.most_live));
+      });
 }
 
 namespace {
