@@ -25,6 +25,15 @@ def origin(run):
     return (f"`{run['command']}`; {run['chip']}, {run['threads']} threads, commit {run['commit']}, {run['date']}, load {load}.\n")
 
 
+def cuda_origin(run):
+    return f"`{run['command']}`; {run['chip']}, driver {run['driver']}, PyTorch {run['torch']}, commit {run['commit']}, {run['date']}.\n"
+
+
+def tflops(row):
+    """Of lanewise, in a row of peers.py."""
+    return row["flop"] / statistics.median(row["seconds"]["lanewise"]) / 1e12
+
+
 def cpu_table(run):
     """Rates by CPU time, since they carry over between loads; the clock beside them."""
     rows = run["rows"]
@@ -62,12 +71,11 @@ def peers_table(run):
 def peers_cuda_table(run):
     """TFLOP/s of lanewise and how many times as long each contestant takes."""
     names = list(dict.fromkeys(n for r in run["rows"] for n in r["ratios"]))
-    out = [f"`{run['command']}`; {run['chip']}, driver {run['driver']}, PyTorch {run['torch']}, commit {run['commit']}, {run['date']}.\n",
+    out = [cuda_origin(run),
            f"| row | live | TFLOP/s | error | {' | '.join(names)} |", "|---|---|---|---|" + "---|" * len(names)]
     for r in run["rows"]:
         cells = [f"{r['ratios'][n]:.2f}x ({r['errors'][n]:.1e})" if n in r["ratios"] else "-" for n in names]
-        rate = r["flop"] / statistics.median(r["seconds"]["lanewise"]) / 1e12
-        out.append(f"| {r['name']} | {r['live']:.3f} | {rate:.0f} | {r['errors']['lanewise']:.1e} | {' | '.join(cells)} |")
+        out.append(f"| {r['name']} | {r['live']:.3f} | {tflops(r):.0f} | {r['errors']['lanewise']:.1e} | {' | '.join(cells)} |")
     out += ["", f"| geometric mean | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
     for dtype, direction in dict.fromkeys((r["dtype"], r["direction"]) for r in run["rows"]):
         cells = []
@@ -91,39 +99,18 @@ def grid_table(against):
             _, _, head_dim, mask, _, heads, length = r["name"].split("/")
             group = f", {int(heads[1:].split('x')[0]) // int(heads.split('x')[1])} query heads a key head" if "x" in heads else ""
             ratio = min(r["ratios"][n] for n in against if n in r["ratios"])
-            rate = r["flop"] / statistics.median(r["seconds"]["lanewise"]) / 1e12
-            cells.setdefault((head_dim, group, mask), {})[length] = f"{rate:.0f} {ratio:.2f}"
+            cells.setdefault((head_dim, group, mask), {})[length] = f"{tflops(r):.0f} {ratio:.2f}"
             ratios.setdefault(head_dim, []).append(ratio)
         lengths = sorted({n for row in cells.values() for n in row}, key=lambda n: int(n[1:]))
-        out = [f"`{run['command']}`; {run['chip']}, driver {run['driver']}, PyTorch {run['torch']}, commit {run['commit']}, {run['date']}.\n",
+        out = [cuda_origin(run),
                f"| D | mask | {' | '.join('S ' + n[1:] for n in lengths)} |", "|---|---|" + "---|" * len(lengths)]
         for (head_dim, group, mask), row in sorted(cells.items(), key=lambda x: (int(x[0][0][1:]), x[0][2] != "full", x[0][1])):
             out.append(f"| {head_dim[1:]}{group} | {mask} | {' | '.join(row.get(n, '-') for n in lengths)} |")
         mean = "; ".join(f"D {d[1:]}: {statistics.geometric_mean(x):.3f}, least {min(x):.2f} of {len(x)}" for d, x in ratios.items())
         everything = statistics.geometric_mean([x for these in ratios.values() for x in these])
-        return "\n".join(out) + f"\n\nGeometric means over {' and '.join(against)}, the better one: {mean}; all: {everything:.3f}.\n"
+        return "\n".join(out) + f"\n\nGeometric means over {'the better of ' * (len(against) > 1)}{' and '.join(against)}: {mean}; all: {everything:.3f}.\n"
 
     return table
-
-
-def training_table(run):
-    """A run of peers.py over the training shapes: both directions side by side."""
-    names = list(dict.fromkeys(n for r in run["rows"] for n in r["ratios"]))
-    rows = {}
-    for r in run["rows"]:
-        direction, rest = r["name"].split("/", 1)
-        rows.setdefault(rest, {})[direction] = r
-    heads = [f"{d}, {x}" for d in ("forward", "backward") for x in ("TFLOP/s", *names)]
-    out = [f"`{run['command']}`; {run['chip']}, driver {run['driver']}, PyTorch {run['torch']}, commit {run['commit']}, {run['date']}.\n",
-           f"| row | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
-    for name, both in rows.items():
-        cells = []
-        for direction in ("forward", "backward"):
-            r = both.get(direction)
-            cells.append(f"{r['flop'] / statistics.median(r['seconds']['lanewise']) / 1e12:.0f}" if r else "-")
-            cells += [f"{r['ratios'][n]:.2f}" if r and n in r["ratios"] else "-" for n in names]
-        out.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(out) + "\n"
 
 
 def plot(run):
@@ -154,8 +141,7 @@ def main():
     options = parser.parse_args()
     old = page = PAGE.read_text()
     tables = (("cpu", cpu_table), ("peers_cpu", peers_table), ("peers_cuda", peers_cuda_table),
-              ("cuda_sm90_forward", grid_table(("cudnn", "flash"))), ("cuda_sm90_backward", grid_table(("cudnn",))),
-              ("cuda_sm90_training", training_table), ("cuda_sm90_windows", training_table))
+              ("cuda_sm90_forward", grid_table(("cudnn", "flash"))), ("cuda_sm90_backward", grid_table(("cudnn",))))
     for name, table in tables:
         if (run := results(name)) is not None:
             page = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m: m[1] + table(run) + m[2], page, flags=re.S)
