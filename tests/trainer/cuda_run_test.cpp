@@ -27,7 +27,7 @@ text_data const& counting() {
 lm_settings settings(std::string const& device, std::vector<std::string> const& more = {}) {
   lm_options o = parse_lm(more);
   o.preset = "tiny";
-  o.steps = 50;
+  if (!o.steps) o.steps = 50;
   o.threads = 2;
   o.device = device;
   return resolve(o);
@@ -97,6 +97,26 @@ TEST_CASE("adapters, mirrors and Muon: the GPU drifts from the CPU as the CPU's 
   }
 }
 
+TEST_CASE("twelve epochs: stored in bf16 and multiplied in f32 is f32 to the bit; multiplied in bf16 is not") {
+  test::trained_base const base;
+  text_data const text = test::counting_text(260, 20000);
+  for (std::string const kind : {"lora", "lokr"}) {
+    auto const epochs = [&](std::string const& mirror) {
+      run r(settings("cuda", {"--base", base.path.string(), "--adapter", kind, "--rank", "4", "--lr", "0.01", "--steps",
+                              "96", "--mirror", mirror}),
+            text);
+      REQUIRE(r.trainer.windows_per_epoch() * 12 <= 96 * r.s.batch);
+      std::vector<double> const losses = r.steps(1, 96);
+      return std::pair(losses, r.weights());
+    };
+    auto const f32 = epochs("f32");
+    CHECK(epochs("bf16-f32") == f32);
+    auto const bf16 = epochs("bf16");
+    CHECK(bf16.first != f32.first);
+    CHECK(std::abs(bf16.first.back() - f32.first.back()) < 0.1);
+  }
+}
+
 TEST_CASE("layers that are computed again give the same bits") {
   run whole(settings("cuda")), cut(settings("cuda", {"--ckpt", "2"}));
   CHECK(whole.steps(1, 10) == cut.steps(1, 10));
@@ -159,7 +179,8 @@ namespace {
 
 /// One recording of noise whose caption has `length` bytes.
 recordings noise_captioned(std::size_t length) {
-  recordings data{.rate = 8000, .bands = 64};
+  recordings data;
+  data.rate = 8000, data.bands = 64;
   data.all.push_back({"noise", std::string(length, 'x'), test::normal<float>(std::size_t(700 * data.bands), 1)});
   data.train = {{0, 0, 500}}, data.validation = {{0, 501, 199}};
   data.mean.assign(64, 0), data.deviation.assign(64, 1);
