@@ -61,6 +61,8 @@ model_shape shape_of(json const& j, std::string const& name) {
                       .epsilon = j.at("rms_norm_eps").get<double>(),
                       .tied = j.value("tie_word_embeddings", false)};
   if (s.q_heads % s.kv_heads != 0) refuse("num_key_value_heads does not divide num_attention_heads");
+  if (!(s.rope_theta > 0)) refuse("rope_theta is not above 0");
+  if (!(s.epsilon >= 0)) refuse("rms_norm_eps is below 0");
   if (s.head_dim % 2 != 0 || s.head_dim > 256) refuse("head_dim is not an even number up to 256");
   return s;
 }
@@ -75,6 +77,7 @@ base_checkpoint::base_checkpoint(fs::path directory) : directory_(std::move(dire
   try {
     shape_ = shape_of(j, config.string());
     positions_ = j.value("max_position_embeddings", std::int64_t(32768));  // transformers' default for Qwen3
+    if (positions_ < 1) throw bad_base(config.string() + ": max_position_embeddings is " + std::to_string(positions_));
     json const end = j.value("eos_token_id", json());
     if (end.is_number_integer()) separator_ = end.get<std::int64_t>();
     if (end.is_array() && !end.empty()) separator_ = end.at(0).get<std::int64_t>();

@@ -28,6 +28,8 @@ constexpr lever<dit_settings> levers[] = {
     smaller_rank,
     fewer_sites,
     fewer_layers,
+    [](dit_settings& s) { return s.adapter == "none" && halve(s.ffn, smallest_width); },
+    [](dit_settings& s) { return s.adapter == "none" && halve(s.hidden, s.bands * s.patch); },
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "adapter_options.hpp"
 #include "option_table.hpp"
+#include "unicode.hpp"
 
 namespace trainer {
 namespace {
@@ -45,6 +46,7 @@ void check(dit_settings const& s) {
   require(s.ablate == "none" || s.ablate == "attention" || s.ablate == "targets",
           "--ablate: " + s.ablate + " is none of none, attention, targets");
   require(s.bands % 2 == 0, "--bands: " + text_of(s.bands) + " is not even");
+  require(unicode::is_utf8(s.prompt), "--prompt is not UTF-8");
   require(s.caption_dropout <= 1, "--caption-dropout: " + text_of(s.caption_dropout) + " is more than 1");
 }
 

@@ -1,6 +1,7 @@
 #include "fit_command.hpp"
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -10,6 +11,7 @@
 #include "error.hpp"
 #include "lm_fit.hpp"
 #include "memory_terms.hpp"
+#include "option_checks.hpp"
 #include "plan_budget.hpp"
 #include "run_directory.hpp"
 
@@ -97,10 +99,11 @@ void add_search(CLI::App& app, fit_options<Options>& o, char const* longest, cha
          "16, 24 and 32 GiB. 0: unset")
       ->check(CLI::NonNegativeNumber)
       ->group("Fit");
-  app.add_option(longest, o.longest, longest_help)->check(CLI::NonNegativeNumber)->group("Fit");
+  app.add_option(longest, o.longest, longest_help)->check(CLI::NonNegativeNumber)->check(beyond_64_bits)->group("Fit");
   app.add_option("--layers-min", o.layers_min,
                  "fewest layers that are of use, where all of them do not fit. Default: all of them. 0: unset")
       ->check(CLI::NonNegativeNumber)
+      ->check(beyond_64_bits)
       ->group("Fit");
   app.add_option("--report", o.report, "JSON file to write plans and terms to. Default: none is written")->group("Fit");
 }
@@ -108,8 +111,9 @@ void add_search(CLI::App& app, fit_options<Options>& o, char const* longest, cha
 /// A row for every card; find(available bytes) is the command's search.
 template <class Options, class Settings, class Find>
 int fit_cards(fit_options<Options> const& o, Settings const& s, device const& on, Find const& find) {
+  require(!std::isnan(o.vram_budget_mb), "--vram-budget-mb: nan is no number");
   std::vector<std::size_t> budgets;
-  if (o.vram_budget_mb > 0) budgets.push_back(std::size_t(o.vram_budget_mb * (1 << 20)));
+  if (o.vram_budget_mb > 0) budgets.push_back(bytes_of_mebibytes(o.vram_budget_mb));
   else
     for (int gibibytes : card_sizes) budgets.push_back(std::size_t(gibibytes) << 30);
 

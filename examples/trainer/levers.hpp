@@ -43,6 +43,8 @@ bool more_segments(Settings& s) {
   s.ckpt = std::min(2 * s.ckpt, s.layers);
   return true;
 }
+/// Of --ffn and --hidden.
+inline constexpr std::int64_t smallest_width = 16;
 inline bool halve(std::int64_t& value, std::int64_t smallest) {
   if (value <= smallest) return false;
   value = std::max(value / 2, smallest);

@@ -7,8 +7,6 @@
 namespace trainer {
 namespace {
 
-constexpr std::int64_t smallest_width = 16;
-
 constexpr lever<lm_settings> levers[] = {
     flash_for_exact,
     smaller_batch,

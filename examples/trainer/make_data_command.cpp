@@ -6,6 +6,7 @@
 
 #include "audio/album.hpp"
 #include "error.hpp"
+#include "option_checks.hpp"
 #include "run_directory.hpp"
 
 namespace trainer {
@@ -13,7 +14,7 @@ namespace trainer {
 void add_make_data_options(CLI::App& app, make_data_options& o) {
   app.add_option("--preset", o.preset, "albumF: eight songs of one to two minutes; albumI: twelve of up to 240 s")
       ->capture_default_str();
-  app.add_option("--seed", o.seed, "of everything in them")->capture_default_str();
+  app.add_option("--seed", o.seed, "of everything in them")->capture_default_str()->check(beyond_64_bits);
   app.add_option("--out", o.out, "directory for the songs. Default: the preset's name");
   app.add_option("--min-free-gb", o.min_free_gb,
                  "stop with disk-low rather than leave less than so many 10^9 bytes free")

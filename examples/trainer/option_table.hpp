@@ -3,9 +3,11 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "error.hpp"
+#include "option_checks.hpp"
 #include "run_options.hpp"
 
 namespace trainer {
@@ -28,12 +30,17 @@ void add_options(CLI::App& app, Options& o, char const* data_help,
         if (in_first && *in_first != *in_second) help += ", " + second.first + " " + text_of(*in_second);
         if (f.zero_is_unset) help += ". 0: unset";
         std::string const names = std::string("--") + f.name + (f.other_name ? std::string(",--") + f.other_name : "");
-        app.add_option(names, value, help)->group(f.group);
+        CLI::Option* const option = app.add_option(names, value, help)->group(f.group);
+        if constexpr (std::is_same_v<std::remove_cvref_t<decltype(*value)>, std::int64_t>)
+          option->check(beyond_64_bits);
       },
       o, first.second, second.second);
   app.add_option("--out", o.out, "directory of everything that the run writes")->capture_default_str()->group("Output");
-  app.add_flag("--resume", o.resume, "continue from the newest checkpoint in --out, bit for bit")->group("Output");
-  app.add_flag("--overwrite", o.overwrite, "delete an earlier run's files in --out first")->group("Output");
+  CLI::Option* const resume =
+      app.add_flag("--resume", o.resume, "continue from the newest checkpoint in --out, bit for bit")->group("Output");
+  app.add_flag("--overwrite", o.overwrite, "delete an earlier run's files in --out first")
+      ->excludes(resume)
+      ->group("Output");
 }
 
 template <class Options>
@@ -68,7 +75,8 @@ void require_not_negative(Settings const& s, May const& may) {
       [&](field const& f, auto const& value) {
         if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(value)>>)
           require(value >= 0 || may(f, double(value)),
-                  std::string("--") + f.name + ": " + text_of(value) + " is negative");
+                  std::string("--") + f.name + ": " + text_of(value) +
+                      (std::isnan(double(value)) ? " is no number" : " is negative"));
       },
       s);
 }

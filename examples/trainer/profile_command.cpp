@@ -10,6 +10,7 @@
 #include "lm_command.hpp"
 #include "lm_trainer.hpp"
 #include "op_profile.hpp"
+#include "option_checks.hpp"
 #include "run_directory.hpp"
 
 namespace trainer {
@@ -68,6 +69,7 @@ void add_measuring(CLI::App& app, profile_options<Options>& o) {
   app.add_option("--repeat", o.repeat, "steps that are timed whole, and again op by op, after two that are not")
       ->capture_default_str()
       ->check(CLI::PositiveNumber)
+      ->check(beyond_64_bits)
       ->group("Profile");
   app.add_option("--report", o.report, "JSON file to write the table to. Default: none is written")->group("Profile");
 }

@@ -43,7 +43,11 @@ attention_kind attention_of(run_settings const& s) {
 }
 
 memory_budget budget_of(run_settings const& s, device const& on) {
-  return s.memory_mb > 0 ? memory_budget{std::size_t(s.memory_mb * (1 << 20)), 0} : on.budget();
+  return s.memory_mb > 0 ? memory_budget{bytes_of_mebibytes(s.memory_mb), 0} : on.budget();
+}
+
+std::size_t bytes_of_mebibytes(double mebibytes) {
+  return mebibytes < 0x1p43 ? std::size_t(mebibytes * 0x1p20) : std::size_t(1) << 63;
 }
 
 void set_defaults(run_fields<std::optional>& preset) {
@@ -57,7 +61,7 @@ void resolve_run(run_settings& s, run_fields<std::optional> const& o) {
   if (!o.kv_heads && s.heads % s.kv_heads != 0) s.kv_heads = 1;
   if (!o.ffn && o.hidden) s.ffn = s.hidden <= std::numeric_limits<std::int64_t>::max() / 3 ? 3 * s.hidden : s.hidden;
   auto const part_of_steps = [&](std::int64_t parts) {
-    return std::max<std::int64_t>(1, (s.steps + parts - 1) / parts);
+    return std::max<std::int64_t>(1, s.steps / parts + (s.steps % parts != 0));
   };
   s.warmup = o.warmup.value_or(part_of_steps(20));
   s.validate_every = o.validate_every.value_or(part_of_steps(8));

@@ -170,6 +170,8 @@ adamw_settings adamw_of(run_settings const& settings);
 attention_kind attention_of(run_settings const& settings);
 /// The --memory-mb of the settings, or what the device has available.
 memory_budget budget_of(run_settings const& settings, device const& on);
+/// At most 2^63.
+std::size_t bytes_of_mebibytes(double mebibytes);
 
 /// What every preset of every command sets alike.
 void set_defaults(run_fields<std::optional>& preset);

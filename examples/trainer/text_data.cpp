@@ -29,6 +29,7 @@ std::vector<fs::path> files_of(std::vector<fs::path> const& paths) {
   for (fs::path const& path : paths) {
     std::error_code error;
     if (!fs::exists(path, error)) throw no_data("--data: there is no " + path.string());
+    if (fs::is_character_file(path)) throw no_data("--data: " + path.string() + " is a device, which may never end");
     if (!fs::is_directory(path)) {
       files.push_back(path);
       continue;

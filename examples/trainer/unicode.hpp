@@ -44,6 +44,12 @@ inline std::optional<char32_t> next(std::string_view text, std::size_t& at) {
   return value;
 }
 
+inline bool is_utf8(std::string_view text) {
+  for (std::size_t at = 0; at < text.size();)
+    if (!next(text, at)) return false;
+  return true;
+}
+
 /// NFC leaves the text as it is: no character that it would compose or take apart, and no two combining marks side by
 /// side, which it might reorder. False for some text that it would leave too.
 inline bool is_surely_nfc(std::u32string_view text) {

@@ -92,6 +92,7 @@ TEST_CASE("values that do not fit are refused with their numbers") {
       has(error({"--crop-max", "61"}), "--crop-max: 61 frames are more than the longest stretch to train on has, 60"));
   CHECK(has(error({"--crop-max", "30", "--crop-min", "31"}), "--crop-min: 31 is more than the 30"));
   CHECK(has(error({"--crop", "31", "--patch", "2"}), "--crop-max: 31 is no multiple of --patch 2"));
+  CHECK(has(error({"--prompt", "\xff"}), "bad-option: --prompt is not UTF-8"));
   CHECK(has(error({"--bands", "31"}), "--bands: 31 is not even"));
   CHECK(has(error({"--caption-dropout", "1.5"}), "--caption-dropout: 1.5 is more than 1"));
   CHECK(has(error({"--batch", "-1"}), "--batch: -1 is negative"));

@@ -14,6 +14,7 @@ printf 'a\0b' >text/binary
 expect 0 "skipped_long=0 skipped_bad=1" "${quick[@]}" --data text
 expect 4 "error: no-samples: --context 5000 needs 5001 bytes of training text" "${quick[@]}" --data text --context 5000
 expect 3 "error: no-data: --data: there is no nowhere" "${quick[@]}" --data nowhere
+expect 3 "error: no-data: --data: /dev/zero is a device, which may never end" "${quick[@]}" --data /dev/zero
 
 # Options: what is documented as unset is unset, and the log says who decided.
 expect 0 "options source=user: --preset 'tiny' --seed 7 " "$train" lm --preset tiny --steps 0 --sample-bytes 0 --seed 7 --out log
@@ -23,6 +24,7 @@ expect 2 "error: bad-option: --steps" "${quick[@]}" --steps 3
 expect 2 "error: bad-option: The following argument was not expected: --nonsense" "$train" lm --nonsense
 expect 2 "error: bad-option: --kv-heads: 3 does not divide --heads 4" "$train" lm --heads 4 --kv-heads 3
 
+expect 0 "step 3/3" "${quick[@]}" --memory-mb 1e300
 expect 2 "error: bad-option: --threads: 4294967297 is more than 4096" "${quick[@]}" --threads 4294967297
 expect 2 "error: bad-option: --layers: 100000000000 is more than 10000" "${quick[@]}" --layers 100000000000
 expect 2 "error: bad-option: a step of --batch 2147483648 and --context 1048576 has more than 2^50 numbers" "${quick[@]}" --batch 2147483648 --context 1048576

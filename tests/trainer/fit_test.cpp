@@ -276,6 +276,9 @@ TEST_CASE("published sizes on cards: the plan is within the card, or three chang
       if (gibibytes == 32) CHECK(r.settings.crop_max == 6000);
     }
   CHECK(fitting == 9);  // XL's mirror alone is 7.9 GiB
+  // Every weight trained, on a card that has no room for one layer.
+  dit_settings const whole = dit_settings_of({"--preset", "xl"}, 6000);
+  CHECK(std::ranges::count(fit_dit(whole, data, *on, std::size_t(1) << 30, 6000, whole.layers).refusal, '(') >= 3);
 }
 
 TEST_CASE("LoKR's plans are within 4% of what is live at once, whatever its sizes, the batch and the captions") {

@@ -120,4 +120,9 @@ TEST_CASE("values that do not fit are refused with their numbers") {
   CHECK(has(error({"--ckpt", "5"}), "bad-option: --ckpt: 5 is more than --layers 4"));
   CHECK(has(error({"--layers", "many"}), "bad-option"));
   CHECK(has(error({"--nonsense", "1"}), "bad-option"));
+  CHECK(has(error({"--lr", "nan"}), "bad-option: --lr: nan is no number"));
+  CHECK(has(error({"--seed", "9223372036854775808"}), "--seed: 9223372036854775808 is more than 64 bits hold"));
+  CHECK(has(error({"--factor", "-9223372036854775809"}), "--factor: -9223372036854775809 is more than 64 bits hold"));
+  CHECK(has(error({"--resume", "--overwrite"}), "bad-option: --resume excludes --overwrite"));
+  CHECK(error({"--seed", "9223372036854775807", "--steps", "9223372036854775807"}) == "no error");
 }

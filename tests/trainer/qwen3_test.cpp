@@ -89,6 +89,10 @@ TEST_CASE("config.json: the sizes, and what is not computed here is refused") {
   CHECK(has(error([](json& j) { j["layer_types"][1] = "sliding_attention"; }), "not full_attention"));
   CHECK(has(error([](json& j) { j["rope_parameters"]["rope_type"] = "yarn"; }), "rope_type is \"yarn\""));
   CHECK(has(error([](json& j) { j["rope_scaling"] = {{"rope_type", "yarn"}}; }), "rope_scaling is set"));
+  CHECK(has(error([](json& j) { j["max_position_embeddings"] = 0; }), "max_position_embeddings is 0"));
+  CHECK(has(error([](json& j) { j["rms_norm_eps"] = -1e-6; }), "rms_norm_eps is below 0"));
+  CHECK(has(error([](json& j) { (j.contains("rope_parameters") ? j["rope_parameters"] : j)["rope_theta"] = 0; }),
+            "rope_theta is not above 0"));
   CHECK(has(error([](json& j) { j["hidden_act"] = "gelu"; }), "hidden_act is \"gelu\", not silu"));
   CHECK(has(error([](json& j) { j["num_key_value_heads"] = 3; }), "does not divide"));
   CHECK(has(error([](json& j) { j["hidden_size"] = -4; }), "hidden_size is -4"));

@@ -116,6 +116,11 @@ TEST_CASE("what cannot be read is refused by the file's name") {
   std::filesystem::remove(dir.path / "noise.wav");
   dir.write("middle.txt", " \n");
   CHECK(has(error(), "bad-data: " + (dir.path / "middle.txt").string() + ": is no caption: it is empty"));
+  dir.write("middle.txt", "caf\xe9");
+  CHECK(has(error(), "middle.txt: is no caption: it is not UTF-8"));
+  std::filesystem::remove(dir.path / "middle.txt");
+  std::filesystem::create_directory(dir.path / "middle.txt");
+  CHECK(has(error(), "middle.txt: is no caption: it is no file"));
   CHECK(has(error_of([&] { load_recordings(request(dir.path / "nowhere")); }), "no-data: --data: there is no "));
   CHECK(has(error_of([&] { default_recording_files(dir.path / "nowhere"); }),
             "install them with: apt install alsa-utils"));

@@ -26,6 +26,8 @@ expect 0 "step 3/3" eval "$(sed -n 's/^  lanewise-train/"$train"/p' output) --me
 [ "$("$train" fit lm --preset tiny --attn exact | grep -c ' fits$')" -eq 5 ] || fail "not every card is looked at"
 expect 6 "--layers 1 --ckpt 1 (" "$train" fit lm --preset tiny --vram-budget-mb 257
 grep -qE 'error: out-of-memory: est 1\.[0-9] MiB, free 257.0 MiB, reserve 256.0 MiB; these would fit: --hidden 16 ' output || fail "no numbers"
+expect 2 "error: bad-option: --vram-budget-mb: nan is no number" "$train" fit lm --preset tiny --vram-budget-mb nan
+expect 0 " fits" "$train" fit lm --preset tiny --vram-budget-mb 1e30
 # dit: the longest crop that fits, also beyond the recordings; with fewer layers where that is asked for; what it finds
 # runs as it is printed.
 expect 0 "TOTAL" "$train" fit dit --preset tiny --vram-budget-mb 261 --longest 4096 --report fit.json

@@ -8,6 +8,7 @@
 
 #include "../error.hpp"
 #include "../random.hpp"
+#include "../unicode.hpp"
 #include "lapped_transform.hpp"
 #include "wav.hpp"
 
@@ -49,14 +50,17 @@ std::string caption_of(fs::path const& wav) {
   if (!fs::exists(text)) {
     std::string name = wav.stem();
     std::ranges::replace(name, '_', ' ');
+    if (!unicode::is_utf8(name)) throw bad_data(wav.string() + ": its name is no caption: it is not UTF-8");
     return name;
   }
+  if (!fs::is_regular_file(text)) throw bad_data(text.string() + ": is no caption: it is no file");
   std::ifstream in(text, std::ios::binary);
   std::string caption{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
   constexpr char const* blank = " \t\r\n";
   std::size_t const begin = caption.find_first_not_of(blank);
   if (!in || begin == std::string::npos)
     throw bad_data(text.string() + ": is no caption: it is " + (in ? "empty" : "unreadable"));
+  if (!unicode::is_utf8(caption)) throw bad_data(text.string() + ": is no caption: it is not UTF-8");
   return caption.substr(begin, caption.find_last_not_of(blank) + 1 - begin);
 }
 

@@ -10,6 +10,7 @@
 namespace trainer {
 namespace {
 
+constexpr float loudest = 0x1p20f;  // 1 is full scale; squares of what is read have to stay finite
 constexpr std::uint16_t tag_pcm = 1, tag_float = 3, tag_extensible = 0xfffe;
 constexpr std::size_t riff_bytes = 12, chunk_bytes = 8, plain_format_bytes = 16, extensible_format_bytes = 40;
 constexpr std::size_t tag_in_extension = 24;  // the first two bytes of its GUID are the plain tag
@@ -104,7 +105,7 @@ sound read_wav(std::filesystem::path const& path) {
       for (std::size_t i = 0; i < s.samples.size(); ++i)
         s.samples[i] = sample_at(file, begin + i * (format.bits / 8), format);
       for (float x : s.samples)
-        if (!std::isfinite(x)) file.refuse("holds a sample that is not finite");
+        if (!(std::abs(x) <= loudest)) file.refuse("holds a sample of " + std::to_string(x) + ", which is no sound");
       return s;
     }
     at = begin + bytes + bytes % 2;
