@@ -322,7 +322,8 @@ class forward_kernel {
     gpu::wgmma_wait<0>(x.s[0]);
     std::int32_t word = open(x, at, start);  // of the step after the one whose P is at hand
     while (true) {
-      while ((word & taken::not_plain) == 0) word = advance<true>(x, at, word);
+      if constexpr (!has_score<F>)  // which asks as much of a plain step as of any
+        while ((word & taken::not_plain) == 0) word = advance<true>(x, at, word);
       if (word & stream_step::end) break;
       word = word & stream_step::first ? cross(x, at, word) : advance<false>(x, at, word);
     }
@@ -534,7 +535,9 @@ class forward_kernel {
   }
   __device__ __forceinline__ void apply(scores& s, taken const& step, reader const& r) const {
     if (!has_score<F> && !step.is(stream_step::partial | stream_step::ragged)) return;
-    constexpr bool one_path = size.consumers() == 3 && !has_score<F>;  // 160 registers do not hold what two need
+    // 160 registers do not hold what two need; a score stands in six places, and beside it a look at the edges is
+    // little
+    constexpr bool one_path = has_score<F> ? !has_mask<F> : size.consumers() == 3;
     gpu::apply_variant<gpu::rows_are::queries>(s, no_raw, p_.f, tile_of(step), r.row(),
                                                step.is(stream_step::partial) ? cover::partial : cover::full,
                                                one_path || step.is(stream_step::ragged), p_.scale);
