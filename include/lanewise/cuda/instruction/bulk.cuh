@@ -46,5 +46,16 @@ __device__ __forceinline__ void await_turn(std::uint32_t const* word, std::uint3
   while (now != turn);
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
+/// What stands in the word: a hint, which orders nothing.
+__device__ __forceinline__ std::uint32_t peek_turn(std::uint32_t const* word) {
+  std::uint32_t now;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
+  return now;
+}
+/// await_turn() by a thread that has peeked while it did something else.
+__device__ __forceinline__ void await_turn(std::uint32_t const* word, std::uint32_t turn, std::uint32_t peeked) {
+  if (peeked == turn) asm volatile("fence.acq_rel.gpu;\nfence.proxy.async.global;" ::: "memory");
+  else await_turn(word, turn);
+}
 
 }  // namespace lanewise::gpu

@@ -177,12 +177,12 @@ class key_gradient_kernel {
         __syncthreads();
       }
     }
-    probabilities(s, stage);
+    column_probabilities(s, p_.scale.factor, base_address(stage));
     if (want_v) gpu::multiply_columns<op>(d_v_, s, d_o);
     if constexpr (want_k) {
       if (!in_turns) gpu::multiply_rows<op, unroll>(dp, v_, first_row(), d_o);
       if (masked || ragged) drop_masked(s, dp);
-      score_gradients(s, dp, stage);
+      column_score_gradients(s, dp, delta_address(stage));
       if constexpr (has_score<F>) through_score<gpu::rows_are::keys>(dp, raw.s, p_.f, tile, first_row());
     }
     if (in_turns) {
@@ -190,33 +190,6 @@ class key_gradient_kernel {
       load_d_o(after, 0);
     }
     if (want_k) gpu::multiply_columns<op>(d_k_, dp, q);
-  }
-
-  /// P^T = 2^(S^T - LSE), one LSE a column.
-  __device__ __forceinline__ void probabilities(gpu::accumulators<m, n>& s, int stage) const {
-    std::uint32_t const column = base_address(stage) + (gpu::lane_index_anew() & 3) * 8;
-#pragma unroll
-    for (int j = 0; j < n; ++j) {
-      float2 const base = gpu::load_shared_2(column + 32 * j);
-#pragma unroll
-      for (int i = 0; i < m; ++i)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          s[i][j].x[e] = gpu::exp2_approximate(fmaf(s[i][j].x[e], p_.scale.factor, e % 2 ? -base.y : -base.x));
-    }
-  }
-  /// dS^T = P^T (dP^T - delta), in place of dP^T.
-  __device__ __forceinline__ void score_gradients(gpu::accumulators<m, n> const& p, gpu::accumulators<m, n>& dp,
-                                                  int stage) const {
-    std::uint32_t const column = delta_address(stage) + (gpu::lane_index_anew() & 3) * 8;
-#pragma unroll
-    for (int j = 0; j < n; ++j) {
-      float2 const delta = gpu::load_shared_2(column + 32 * j);
-#pragma unroll
-      for (int i = 0; i < m; ++i)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) dp[i][j].x[e] = p[i][j].x[e] * (dp[i][j].x[e] - (e % 2 ? delta.y : delta.x));
-    }
   }
 
   __device__ __forceinline__ void finish() const {

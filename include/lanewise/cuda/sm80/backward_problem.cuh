@@ -68,6 +68,35 @@ __device__ __forceinline__ void through_score(gpu::accumulators<m, n>& ds, gpu::
   });
 }
 
+/// P^T = 2^(S^T factor - LSE): an f32 at shared address `base` for each column.
+template <int m, int n>
+__device__ __forceinline__ void column_probabilities(gpu::accumulators<m, n>& s, float factor, std::uint32_t base) {
+  std::uint32_t const column = base + (gpu::lane_index_anew() & 3) * 8;
+#pragma unroll
+  for (int j = 0; j < n; ++j) {
+    float2 const lse = gpu::load_shared_2(column + 32 * j);
+#pragma unroll
+    for (int i = 0; i < m; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        s[i][j].x[e] = gpu::exp2_approximate(fmaf(s[i][j].x[e], factor, e % 2 ? -lse.y : -lse.x));
+  }
+}
+/// dS^T = P^T (dP^T - delta), in place of dP^T: an f32 at shared address `delta` for each column.
+template <int m, int n>
+__device__ __forceinline__ void column_score_gradients(gpu::accumulators<m, n> const& p, gpu::accumulators<m, n>& dp,
+                                                       std::uint32_t delta) {
+  std::uint32_t const column = delta + (gpu::lane_index_anew() & 3) * 8;
+#pragma unroll
+  for (int j = 0; j < n; ++j) {
+    float2 const of = gpu::load_shared_2(column + 32 * j);
+#pragma unroll
+    for (int i = 0; i < m; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) dp[i][j].x[e] = p[i][j].x[e] * (dp[i][j].x[e] - (e % 2 ? of.y : of.x));
+  }
+}
+
 /// Scores before the variant's, kept only where a score's grad will ask for them.
 template <class F, int m, int n>
 struct raw_scores {

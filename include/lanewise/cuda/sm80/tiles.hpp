@@ -115,6 +115,33 @@ constexpr shape_of_tile query_gradient_shape() {
   return tuned(t, T.sm80_backward, true);
 }
 
+/// Where dK, dV and the share of dQ can come from one kernel in five products (one_pass.cuh): 16-bit operands, dK and dV
+/// of 32 keys in 128 registers of one or two warps. What asks for tiles of its own gets the two walks that have them.
+template <config C, tuning T>
+inline constexpr bool has_one_pass =
+    (C.precision == precision::bf16 || C.precision == precision::f16) && C.head_dim <= 128 && T.sm80_backward == tile{};
+
+/// A warp of the one-pass backward computes 32 keys x 32 queries of S^T and dP^T at a time. `halves` warps share 32
+/// keys: each has half of a step's queries and half of the columns of dK and dV.
+///
+/// Clocks of a multiprocessor for 64 x 64 pairs at D 128, or 128 x 64 at D 64: 1280 mma.sync at 1.5. ldmatrix reads 512
+/// bytes in 4; a product whose warp multiplies 32 rows by n columns, A in shared memory, reads 8 + n / 4 for the n
+/// / 2.7 of its mma.sync. dQ leaves at 14.1 bytes a clock, all multiprocessors of an H200 at once:
+///           S, dP            dV, dK                 dQ                 dS (P)   memory   mma.sync   dQ to L2
+///   D  64   32 x 32, 1.33    A registers, 0.67      32 x 32, 1.33      256       2304      1920       1162
+///   D 128   32 x 32, 1.33    half registers, 0.83   32 x 32, 1.33      256       2304      1920       2324
+/// Registers: dK and dV 128, S and dP 32 each, dQ 32 in their place. Two blocks of four warps fit the registers of a
+/// multiprocessor, and compute while the other waits at a barrier or for its turn.
+struct one_pass_shape {
+  int rows, columns;  ///< keys of a block; queries of a step
+  int halves, stages;
+  int heads_in_step;  ///< of key_order: a quarter or an eighth of the blocks that an H200 runs at once
+  constexpr int warps() const { return rows / 32 * halves; }
+};
+template <config C>
+inline constexpr one_pass_shape one_pass_tile = width_of<C>() <= 64 ? one_pass_shape{128, 64, 1, 2, 66}  // 64: 97 KiB
+                                                                    : one_pass_shape{64, 64, 2, 1, 33};  // 128: 97 KiB
+
 /// Steps of K in one stretch of code, whose addresses and operands are held in registers: 4 where the accumulators that
 /// stay take 128 registers and leave no room for more, else all that the operation allows.
 template <class Op>

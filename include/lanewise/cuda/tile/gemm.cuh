@@ -89,4 +89,24 @@ __device__ __forceinline__ void multiply_columns(accumulators<m, n>& c, accumula
   }
 }
 
+/// C += A B over `steps` steps of K: load_a(i, step) gives A, the rows of tile `b` from its first on are K, its columns
+/// from `column` on are those of C.
+template <class Op, int steps, int m, int n, class LoadA, class Tile>
+__device__ __forceinline__ void add_product(accumulators<m, n>& c, LoadA const& load_a, Tile b, int column) {
+  static_assert(n % 2 == 0);
+  int const lane = lane_index_anew();
+#pragma unroll
+  for (int s = 0; s < steps; ++s) {
+    typename Op::a_fragment fa[m];
+#pragma unroll
+    for (int i = 0; i < m; ++i) fa[i] = load_a(i, s);
+#pragma unroll
+    for (int j = 0; j < n; j += 2) {
+      typename Op::b_fragment const fb = Op::load_b_columns(lane, b, s * Op::k, column + 8 * j);
+#pragma unroll
+      for (int i = 0; i < m; ++i) Op::multiply_add(&c[i][j], fa[i], fb);
+    }
+  }
+}
+
 }  // namespace lanewise::gpu

@@ -16,6 +16,7 @@
 #include "../../precision.hpp"
 #include "../instruction/ldmatrix.cuh"
 #include "../instruction/mma.cuh"
+#include "../instruction/stmatrix.cuh"
 #include "../lane_map.hpp"
 #include "copy.cuh"
 #include "shared_tile.cuh"
@@ -93,6 +94,19 @@ template <class E>
 struct operation_16_bit : plain_operation<E>, matrix_operands<lane_maps::m16n8k16> {
   static constexpr int unroll = 16;  ///< steps of K in one stretch of code: all of them
   using fed = a_fragment;
+
+  /// A from a tile that holds A^T, [k][row].
+  template <class Tile>
+  __device__ static a_fragment load_a_columns(int lane, Tile tile, int k0, int row) {
+    a_fragment f;
+    ldmatrix_transposed(f.r, tile.address_from((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1, k0, row / 8));
+    return f;
+  }
+  /// A fragment to 16 rows and columns of a tile, where load_a reads it; sm_90.
+  template <class Tile>
+  __device__ static void store_a(int lane, Tile tile, int row, int k0, a_fragment const& f) {
+    stmatrix(tile.address_from(lane & 15, lane >> 4, row, k0 / Tile::chunk), f.r);
+  }
 
   template <class Tile>
   __device__ static b_fragment load_b_columns(int lane, Tile tile, int k0, int n) {

@@ -36,6 +36,12 @@ struct shared_tile {
            (of_lane ^ std::uint32_t((right & (permuted - 1)) << 4));
   }
   __device__ shared_tile stage(int index) const { return {base + std::uint32_t(index * bytes)}; }
+  /// `count` rows from a multiple of eight on.
+  template <int count>
+  __device__ shared_tile<E, count, width> rows_from(int row) const {
+    return {base + std::uint32_t(row * row_bytes)};
+  }
+  __device__ void zero_row(int row) const;
 };
 
 __device__ __forceinline__ std::uint32_t shared_address(void const* p) {
@@ -77,6 +83,11 @@ __device__ __forceinline__ float4 load_shared_4(std::uint32_t address) {
 __device__ __forceinline__ void store_shared_4(std::uint32_t address, std::uint32_t x, std::uint32_t y, std::uint32_t z,
                                                std::uint32_t w) {
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+template <class E, int rows_, int width_>
+__device__ void shared_tile<E, rows_, width_>::zero_row(int row) const {
+#pragma unroll 1
+  for (int c = 0; c < per_row; ++c) store_shared_4(base + std::uint32_t(row * row_bytes + 16 * c), 0, 0, 0, 0);
 }
 __device__ __forceinline__ std::uint32_t load_shared_word(std::uint32_t address) {
   std::uint32_t x;

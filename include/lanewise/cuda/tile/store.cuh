@@ -38,17 +38,18 @@ __device__ __forceinline__ void store_element(E* to, float x, bool accumulate) {
   *to = from_float<E>(accumulate ? to_float(*to) + x : x);
 }
 
-/// Rows row, row + 8, ... of this warp, each times factor[i][half]; columns below head_dim.
+/// Rows row, row + 8, ... of this warp, each times factor[i][half]; columns first_column, ... of the tensor, those
+/// below head_dim.
 template <int head_dim, class E, int m, int n>
 __device__ __forceinline__ void store_rows(row_target<E> to, int row, accumulators<m, n> const& c,
-                                           float const (&factor)[m][2]) {
+                                           float const (&factor)[m][2], int first_column = 0) {
   int const g = lane_index() / 4, t = lane_index() & 3;
 #pragma unroll
   for (int i = 0; i < m; ++i)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int const r = row + 16 * i + 8 * half + g;
-      E* const line = to.data + r * to.stride;
+      E* const line = to.data + r * to.stride + first_column;
       float const scale = factor[i][half];
       if (sizeof(E) == 2 && to.aligned && !to.accumulate) {
         if constexpr (sizeof(E) == 2) {
@@ -57,16 +58,16 @@ __device__ __forceinline__ void store_rows(row_target<E> to, int row, accumulato
             std::uint32_t w[4];
 #pragma unroll
             for (int x = 0; x < 4; ++x)
-              w[x] = pack(E{}, c[i][j + x].x[2 * half] * scale, c[i][j + x].x[2 * half + 1] * scale);
+              w[x] = j + x >= n ? 0 : pack(E{}, c[i][j + x].x[2 * half] * scale, c[i][j + x].x[2 * half + 1] * scale);
             transpose_quad(w);
-            if (r < to.valid && (j + t) * 8 < head_dim)
+            if (r < to.valid && (n % 4 == 0 || j + t < n) && first_column + (j + t) * 8 < head_dim)
               *reinterpret_cast<uint4*>(line + (j + t) * 8) = {w[0], w[1], w[2], w[3]};
           }
         }
       } else if (r < to.valid) {
 #pragma unroll
         for (int j = 0; j < n; ++j) {
-          if (j * 8 >= head_dim) break;
+          if (first_column + j * 8 >= head_dim) break;
           E* const at = line + j * 8 + 2 * t;
           float const x = c[i][j].x[2 * half] * scale, y = c[i][j].x[2 * half + 1] * scale;
           if constexpr (sizeof(E) == 4) {
