@@ -43,7 +43,7 @@ class one_pass_kernel {
   using query_gradient = gpu::accumulators<m, n>;
   /// P^T or dS^T of a piece, rounded.
   using rounded = typename op::fed[m][n / op::c_tiles];
-  static constexpr int row_bytes = size.columns * int(sizeof(float));             ///< LSE or delta of a query tile
+  static constexpr int row_bytes = size.columns * int(sizeof(float));        ///< LSE or delta of a query tile
   static constexpr int share_bytes = query_sums::part * int(sizeof(float));  ///< of dQ, on its way to the sums
   /// What blocks know of their walk lies in shared memory, 16 bytes each: this key tile, the step planned last, and
   /// four steps of which up to three are in use. In registers it would not fit beside the accumulators.
@@ -63,7 +63,9 @@ class one_pass_kernel {
     std::uint32_t* turns;  ///< of every query tile and warp, 1 + the key tile added last; all 0 before the launch
     std::uint32_t* drawn;  ///< numbers drawn by blocks so far; 0 before the launch
   };
-  static __host__ __device__ tiling tiles_of(backward_problem<C, F> const& p) { return p.tiles(size.columns, size.rows); }
+  static __host__ __device__ tiling tiles_of(backward_problem<C, F> const& p) {
+    return p.tiles(size.columns, size.rows);
+  }
   static tiling tiles_of(extents q, extents k) {
     return {std::int32_t(q.sequence), std::int32_t(k.sequence), size.columns, size.rows};
   }
@@ -391,10 +393,8 @@ class one_pass_kernel {
             column);
       if (part == 0 && leads && !first) gpu::await_turn(turn_of(at), std::uint32_t(at.before() + 1), peeked);
       __syncwarp();
-      add_share(
-          share,
-          p_.sums + (query_tile_index(at) * slabs + part) * query_sums::part + warp() * query_sums::share,
-          first);
+      add_share(share, p_.sums + (query_tile_index(at) * slabs + part) * query_sums::part + warp() * query_sums::share,
+                first);
     }
   }
   /// In the background, from shared memory: from registers a warp would hold up the loads of all others.
@@ -415,7 +415,7 @@ class one_pass_kernel {
       }
     __syncwarp();
     if (lane == 0) {
-      gpu::bulk_fence();
+      gpu::async_proxy_fence();
       if (first) gpu::bulk_store(to, from, bytes);
       else gpu::bulk_add(to, from, bytes);
       gpu::bulk_commit();

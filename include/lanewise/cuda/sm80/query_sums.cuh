@@ -13,7 +13,7 @@ namespace lanewise::sm80 {
 struct query_sums {
   static constexpr int rows = 64, part = 64 * 64, share = 32 * 32;  ///< in elements from part on
   static constexpr int lane = 4, piece = 32 * lane;                 ///< 16 rows x 8 columns
-  static constexpr int slabs(int head_dim) { return (head_dim + 63) / 64; }
+  LANEWISE_HD static constexpr int slabs(int head_dim) { return (head_dim + 63) / 64; }
   /// Of the 16 rows r and the 8 columns c of a query tile.
   LANEWISE_HD static constexpr int offset(int r, int c) {
     return c / 8 * part + (r / 2 * 2 + c % 8 / 4) * share + (c % 4 * 2 + r % 2) * piece;
@@ -61,9 +61,9 @@ class query_sums_kernel {
       }
     }
     float const factor[1][2] = {{p_.scale, p_.scale}};
-    gpu::store_rows<d, G>({p_.d_q.row(b, t.q_begin, h), p_.d_q.stride.sequence, t.q_end - t.q_begin, p_.aligned,
-                           p_.accumulate},
-                          warp * 16, sum, factor);
+    gpu::store_rows<d, G>(
+        {p_.d_q.row(b, t.q_begin, h), p_.d_q.stride.sequence, t.q_end - t.q_begin, p_.aligned, p_.accumulate},
+        warp * 16, sum, factor);
   }
 
  private:

@@ -115,8 +115,9 @@ constexpr shape_of_tile query_gradient_shape() {
   return tuned(t, T.sm80_backward, true);
 }
 
-/// Where dK, dV and the share of dQ can come from one kernel in five products (one_pass.cuh): 16-bit operands, dK and dV
-/// of 32 keys in 128 registers of one or two warps. What asks for tiles of its own gets the two walks that have them.
+/// Where dK, dV and the share of dQ can come from one kernel in five products (one_pass.cuh): 16-bit operands, dK and
+/// dV of 32 keys in 128 registers of one or two warps. What asks for tiles of its own gets the two walks that have
+/// them.
 template <config C, tuning T>
 inline constexpr bool has_one_pass =
     (C.precision == precision::bf16 || C.precision == precision::f16) && C.head_dim <= 128 && T.sm80_backward == tile{};
