@@ -13,6 +13,7 @@
 #include "started_run.hpp"
 #include "support.hpp"
 #include "trained_base.hpp"
+#include "twelve_epochs.hpp"
 #include "twin.hpp"
 
 using namespace trainer;
@@ -100,21 +101,10 @@ TEST_CASE("adapters, mirrors and Muon: the GPU drifts from the CPU as the CPU's 
 TEST_CASE("twelve epochs: stored in bf16 and multiplied in f32 is f32 to the bit; multiplied in bf16 is not") {
   test::trained_base const base;
   text_data const text = test::counting_text(260, 20000);
-  for (std::string const kind : {"lora", "lokr"}) {
-    auto const epochs = [&](std::string const& mirror) {
-      run r(settings("cuda", {"--base", base.path.string(), "--adapter", kind, "--rank", "4", "--lr", "0.01", "--steps",
-                              "96", "--mirror", mirror}),
-            text);
-      REQUIRE(r.trainer.windows_per_epoch() * 12 <= 96 * r.s.batch);
-      std::vector<double> const losses = r.steps(1, 96);
-      return std::pair(losses, r.weights());
-    };
-    auto const f32 = epochs("f32");
-    CHECK(epochs("bf16-f32") == f32);
-    auto const bf16 = epochs("bf16");
-    CHECK(bf16.first != f32.first);
-    CHECK(std::abs(bf16.first.back() - f32.first.back()) < 0.1);
-  }
+  test::check_mirrors_over_twelve_epochs([&](std::vector<std::string> options) {
+    options.insert(options.end(), {"--base", base.path.string(), "--lr", "0.01"});
+    return run(settings("cuda", options), text);
+  });
 }
 
 TEST_CASE("layers that are computed again give the same bits") {

@@ -7,6 +7,7 @@
 #include "started_run.hpp"
 #include "support.hpp"
 #include "trained_base.hpp"
+#include "twelve_epochs.hpp"
 
 using namespace trainer;
 using test::error_of, test::has, test::scratch;
@@ -93,19 +94,8 @@ TEST_CASE("an exported adapter, read back, gives the same validation loss") {
 }
 
 TEST_CASE("twelve epochs: stored in bf16 and multiplied in f32 is f32 to the bit; multiplied in bf16 is not") {
-  for (char const* const kind : {"lora", "lokr"}) {
-    auto const epochs = [&](char const* mirror) {
-      run r(adapting({"--adapter", kind, "--rank", "4", "--mirror", mirror, "--steps", "96"}));
-      REQUIRE(r.trainer.windows_per_epoch() * 12 <= 96 * r.s.batch);
-      std::vector<double> const losses = r.steps(1, 96);
-      return std::pair(losses, r.weights());
-    };
-    auto const f32 = epochs("f32");
-    CHECK(epochs("bf16-f32") == f32);
-    auto const bf16 = epochs("bf16");
-    CHECK(bf16.first != f32.first);
-    CHECK(std::abs(bf16.first.back() - f32.first.back()) < 0.1);
-  }
+  test::check_mirrors_over_twelve_epochs(
+      [](std::vector<std::string> const& options) { return run(adapting(options)); });
 }
 
 TEST_CASE(
