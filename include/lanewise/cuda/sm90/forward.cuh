@@ -373,7 +373,7 @@ class forward_kernel {
     multiply_queries(x.s, from);
     multiply_values(x, from, !next.follows_first());
     gpu::wgmma_wait<1>(x.s[0]);
-    if (!plain || has_score<F>) apply(x.s, next, at);
+    if (!plain) apply(x.s, next, at);
     // Here, since ptxas moves it no further up, and behind the exponentials nothing hides its latency.
     std::int32_t const seen =
         plain || size.consumers() == 2 ? look_ahead(at) : not_there;  // 160 registers hold no more
@@ -535,8 +535,8 @@ class forward_kernel {
   }
   __device__ __forceinline__ void apply(scores& s, taken const& step, reader const& r) const {
     if (!has_score<F> && !step.is(stream_step::partial | stream_step::ragged)) return;
-    // 160 registers do not hold what two need; a score stands in six places, and beside it a look at the edges is
-    // little
+    // 160 registers do not hold what two need; a score stands in every place that asks for it, and beside one a look at
+    // the edges is little.
     constexpr bool one_path = has_score<F> ? !has_mask<F> : size.consumers() == 3;
     gpu::apply_variant<gpu::rows_are::queries>(s, no_raw, p_.f, tile_of(step), r.row(),
                                                step.is(stream_step::partial) ? cover::partial : cover::full,
