@@ -56,13 +56,17 @@ void resolve_adapter(run_settings& s, run_fields<std::optional> const& o, std::s
   if (!o.weight_decay) s.weight_decay = 0.01;
 }
 
-void check_adapter(run_settings const& s, std::span<projection_site const> sites) {
+void check_adapter(run_settings const& s, std::set<std::string> const& from_user,
+                   std::span<projection_site const> sites) {
   require_at_most("rank", s.rank, largest_size);
   require(s.adapter == "none" || s.adapter == "lora" || s.adapter == "lokr",
           "--adapter: " + s.adapter + " is none of none, lora, lokr");
   require(s.mirror == "f32" || s.mirror == "bf16" || s.mirror == "bf16-f32",
           "--mirror: " + s.mirror + " is none of f32, bf16, bf16-f32");
   require(s.mirror == "f32" || s.adapter != "none", "--mirror " + s.mirror + ": only frozen weights are mirrored");
+  for (std::string const name : {"rank", "alpha", "factor", "sites"})
+    require(s.adapter != "none" || !from_user.contains(name), "--" + name + " has no effect without an --adapter");
+  require(s.adapter != "lora" || !from_user.contains("factor"), "--factor has no effect with --adapter lora");
   for (std::string const& name : adaptation_of(s).sites)
     require(std::ranges::any_of(sites, [&](projection_site const& p) { return name == p.name; }),
             "--sites: " + name + " is none of " + names_of(sites, ", "));

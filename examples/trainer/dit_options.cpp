@@ -41,7 +41,7 @@ void check(dit_settings const& s) {
                                     {"crop-max", s.crop_max}})
     require_at_most(name, value, largest_size);
   check_run(s, s.crop_max, "crop-max");
-  check_adapter(s, sites_of(s));
+  check_adapter(s, s.from_user, sites_of(s));
   require(s.style == "ace" || s.style == "mm3", "--style: " + s.style + " is neither ace nor mm3");
   require(s.ablate == "none" || s.ablate == "attention" || s.ablate == "targets",
           "--ablate: " + s.ablate + " is none of none, attention, targets");
@@ -131,6 +131,6 @@ template void forget_zeros(dit_options&);
 template std::vector<std::string> arguments_of(dit_options const&);
 template std::string describe(dit_settings const&);
 template std::string to_json(dit_settings const&);
-template dit_options continue_from(dit_options const&, std::string const&, std::set<std::string>&);
+template dit_options continue_from(dit_options const&, std::string const&);
 
 }  // namespace trainer

@@ -94,6 +94,7 @@ void fill_from(Settings& s, Options const& asked, Options const& preset) {
         else value = {};
       },
       s, asked, preset);
+  if (asked.from_user) s.from_user = *asked.from_user;
 }
 
 template <class Options>
@@ -144,8 +145,9 @@ std::string to_json(Settings const& s) {
 }
 
 template <class Options>
-Options continue_from(Options const& options, std::string const& saved, std::set<std::string>& from_user) {
+Options continue_from(Options const& options, std::string const& saved) {
   Options merged = options;
+  std::set<std::string>& from_user = merged.from_user.emplace();
   nlohmann::json const j = nlohmann::json::parse(saved);
   for_each_field(
       [&](field const& f, auto& value) {

@@ -13,7 +13,7 @@ namespace {
 void check(lm_settings const& s) {
   require_not_negative(s, may_be_negative);
   require_at_most("context", s.context, largest_size);
-  check_adapter(s, lm_sites);
+  check_adapter(s, s.from_user, lm_sites);
   check_run(s, s.context, "context");
   require(s.ablate == "none" || s.ablate == "attention", "--ablate: " + s.ablate + " is neither none nor attention");
   require(s.adapter == "none" || !s.base.empty(), "--adapter " + s.adapter + " needs a --base to adapt");
@@ -108,6 +108,6 @@ template void forget_zeros(lm_options&);
 template std::vector<std::string> arguments_of(lm_options const&);
 template std::string describe(lm_settings const&);
 template std::string to_json(lm_settings const&);
-template lm_options continue_from(lm_options const&, std::string const&, std::set<std::string>&);
+template lm_options continue_from(lm_options const&, std::string const&);
 
 }  // namespace trainer

@@ -58,16 +58,19 @@ std::string number_of(double value);
 /// .run(), under the directory's lock. Throws bad-checkpoint, out-exists.
 template <class R, class Options>
 int run_in_directory(Options options, char const* command) {
-  run_directory const directory(options.out, resolve(options).min_free_gb);
+  // What is to be continued is unknown yet, so its options cannot be held against one another.
+  Options defaults;
+  set_defaults(defaults);
+  run_directory const directory(options.out, options.resume ? options.min_free_gb.value_or(*defaults.min_free_gb)
+                                                            : resolve(options).min_free_gb);
   run_lock const alone(directory.path());
   std::optional<checkpoint_header> resumed;
-  std::set<std::string> from_user;
   if (options.resume) {
     auto const newest = directory.newest_checkpoint();
     if (!newest) throw bad_checkpoint("--resume: there is no checkpoint in " + directory.path().string());
     resumed = read_header(*newest, command);
     try {
-      options = continue_from(options, resumed->options, from_user);
+      options = continue_from(options, resumed->options);
       static_cast<void>(loss_curve::from_log(resumed->log));
     } catch (nlohmann::json::exception const& e) {
       throw bad_checkpoint(newest->string() + ": its options or its log cannot be read: " + e.what() +
@@ -80,8 +83,7 @@ int run_in_directory(Options options, char const* command) {
           " holds a run: continue it with --resume, delete it with --overwrite, or choose another --out");
     directory.clear();
   }
-  auto settings = resolve(options);
-  if (resumed) settings.from_user = from_user;
+  auto const settings = resolve(options);
   directory.require_room(0);
   return R(settings, resumed, directory).run();
 }

@@ -152,6 +152,8 @@ struct run_request {
   std::vector<std::string> data;
   std::string out = "lanewise-train-out";
   bool resume = false, overwrite = false;
+  /// Of a run that is continued, every field of which holds a value: those that a user decided, then or now.
+  std::optional<std::set<std::string>> from_user;
 };
 
 /// The fields as they are decided, as far as every command has them.
@@ -210,9 +212,9 @@ std::string describe(Settings const& settings);
 template <class Settings>
 std::string to_json(Settings const& settings);
 
-/// The options that continue the run whose to_json was saved: its values where `options` leaves them open. Throws
-/// resume-mismatch where a set value would change the result. The run's own sources are kept in `from_user`.
+/// The options that continue the run whose to_json was saved: its values where `options` leaves them open, and its
+/// sources. Throws resume-mismatch where a set value would change the result.
 template <class Options>
-Options continue_from(Options const& options, std::string const& saved, std::set<std::string>& from_user);
+Options continue_from(Options const& options, std::string const& saved);
 
 }  // namespace trainer

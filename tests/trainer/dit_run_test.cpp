@@ -131,11 +131,10 @@ TEST_CASE("a run continued from a checkpoint equals the one that never stopped, 
 }
 
 TEST_CASE("a resumed run keeps its prompt, whose length cuts the sums over captions") {
-  std::set<std::string> from_user;
   std::string const saved = to_json(settings({"--prompt", "one"}));
-  CHECK(resolve(continue_from(parse_dit({}), saved, from_user)).prompt == "one");
+  CHECK(resolve(continue_from(parse_dit({}), saved)).prompt == "one");
   CHECK(has(error_of([&] {
-              continue_from(parse_dit({"--prompt", "another"}), saved, from_user);
+              continue_from(parse_dit({"--prompt", "another"}), saved);
             }),
             "resume-mismatch: --prompt is another, but the run to continue has one"));
 }
@@ -270,6 +269,24 @@ TEST_CASE("an adapter's options are refused with the names that there are") {
             "--sites: gates is none of q, k, v, o, gate, up, down, cross_q"));
   CHECK(has(error({"--preset", "tiny-mm3", "--adapter", "lora", "--sites", "cross_q"}),
             "--sites: cross_q is none of q, k, v, o, gate, up, down"));
+}
+
+TEST_CASE("an adapter's option that changes nothing is refused, and a resumed run's own are none") {
+  auto const error = [](std::vector<std::string> const& a) { return error_of([&] { settings(a); }); };
+  for (std::string const name : {"rank", "dim", "alpha", "factor", "sites"}) {
+    CAPTURE(name);
+    std::string const option = "--" + name, value = name == "sites" ? "q" : "4";
+    CHECK(has(error({option, value}),
+              "bad-option: --" + (name == "dim" ? "rank" : name) + " has no effect without an --adapter"));
+    CHECK(has(error({option, value, "--adapter", "lora"}),
+              name == "factor" ? "bad-option: --factor has no effect with --adapter lora" : "no error"));
+    CHECK(error({option, value, "--adapter", "lokr"}) == "no error");
+  }
+  for (std::vector<std::string> const& kind : {std::vector<std::string>{}, {"--adapter", "lora"}}) {
+    dit_settings first = settings(kind);
+    first.from_user.erase("threads");  // no result depends on them, so that a checkpoint does not hold them
+    CHECK(resolve(continue_from(parse_dit({}), to_json(first))).from_user == first.from_user);
+  }
 }
 
 TEST_CASE("an exported adapter, read back, gives the same validation loss in both styles") {

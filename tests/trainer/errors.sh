@@ -68,9 +68,11 @@ mkdir empty
 expect 4 "error: no-samples: no document is left of 0 files" "${quick[@]}" --data empty
 expect 13 "error: bad-base: --base: there is no directory nowhere" "${quick[@]}" --base nowhere
 expect 2 "error: bad-option: --adapter lora needs a --base to adapt" "${quick[@]}" --adapter lora
+expect 2 "error: bad-option: --rank has no effect without an --adapter" "${quick[@]}" --rank 8
 expect 0 "" "$train" lm --preset tiny --steps 3 --sample-bytes 0 --out base
 expect 0 "12288 weights beside 90560 frozen ones" "${quick[@]}" --base base --adapter lora --rank 6
 [ -f lanewise-train-out/adapter_model.safetensors ] || fail "no adapter was written"
+expect 2 "error: bad-option: --factor has no effect with --adapter lora" "${quick[@]}" --base base --adapter lora --factor 4
 expect 11 "error: loss-not-finite: validation after step 1: " "${quick[@]}" --base base --adapter lokr --dim 4 --lr 1e30
 truncate -s 100000 base/model.safetensors
 expect 13 "error: bad-base: base/model.safetensors: tensor '" "${quick[@]}" --base base --adapter lora

@@ -31,6 +31,10 @@ ls broken | grep -q '\.part$' && fail "a temporary file is left" || true
 "${run[@]}" --out broken --resume >/dev/null
 same straight/model.safetensors broken/model.safetensors
 
+# What may change on resuming is held against the run that is continued, not against a preset.
+"$train" lm --preset tiny --layers 5 --steps 2 --sample-bytes 0 --out deep >/dev/null
+expect 0 "resumed after step 2" "$train" lm --out deep --resume --ckpt 5
+
 # What would change the result is refused; so are another text and a broken checkpoint.
 expect 9 "error: resume-mismatch: --lr is 0.5" "${run[@]}" --out broken --resume --lr 0.5
 expect 9 "error: resume-mismatch: --steps is 500, but the run to continue has 400" "$train" lm --out broken --resume --steps 500
