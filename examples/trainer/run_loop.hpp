@@ -61,8 +61,8 @@ int run_in_directory(Options options, char const* command) {
   // What is to be continued is unknown yet, so its options cannot be held against one another.
   Options defaults;
   set_defaults(defaults);
-  run_directory const directory(options.out, options.resume ? options.min_free_gb.value_or(*defaults.min_free_gb)
-                                                            : resolve(options).min_free_gb);
+  run_directory const directory(
+      options.out, options.resume ? options.min_free_gb.value_or(*defaults.min_free_gb) : resolve(options).min_free_gb);
   run_lock const alone(directory.path());
   std::optional<checkpoint_header> resumed;
   if (options.resume) {
