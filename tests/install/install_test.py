@@ -6,6 +6,7 @@ pkg_config   ... finds an installed tree through pkg-config
 cmake        ... finds an installed tree through CMake, after the tree has been moved
 dist         the tarball of `meson dist` holds every file and passes its quick tests
 autocrlf     so does a clone by a git that would rather write CRLF
+reconfigured a folder of quickstart.sh, set up without CUDA, compiles .cu files as C++20 once it has CUDA
 Exit code 77: a tool is missing, or the source is no git repository.
 """
 import json
@@ -114,6 +115,18 @@ def autocrlf(source: Path, build: Path, room: Path):
         print("\n".join(["CRLF in:"] + wrong))
         sys.exit(1)
     quick_tests(room / "clone", room)
+
+
+def reconfigured(source: Path, build: Path, room: Path):
+    need("nvcc")
+    run("meson", "setup", room / "build", source, "-Dtests=disabled", "-Dbench=disabled", "-Dcuda=disabled")
+    run("meson", "setup", "--reconfigure", room / "build", "-Dtests=enabled", "-Dcuda=enabled")
+    compiled = json.loads((room / "build/compile_commands.json").read_text())
+    kernels = [c for c in compiled if c["file"].endswith(".cu")]
+    wrong = [c["file"] for c in kernels if "-std=c++20" not in c["command"]]
+    if wrong or not kernels:
+        print(f"of {len(kernels)} .cu files not C++20: {wrong}")
+        sys.exit(1)
 
 
 def main():
