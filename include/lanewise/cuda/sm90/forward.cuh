@@ -10,9 +10,11 @@
 // S of the other while O is stored.
 #pragma once
 
+#include "../instruction/bulk.cuh"
 #include "../instruction/ldmatrix.cuh"
 #include "../instruction/mbarrier.cuh"
 #include "../instruction/mma.cuh"
+#include "../instruction/stmatrix.cuh"
 #include "../instruction/tma.cuh"
 #include "../instruction/warpgroup.cuh"
 #include "../instruction/wgmma.cuh"
@@ -53,6 +55,9 @@ class forward_kernel {
   using query_ring = gpu::ring<size.query_buffers>;
   using key_ring = gpu::ring<size.key_buffers>;
   using value_ring = gpu::ring<size.value_buffers>;
+  /// O leaves through the buffer of its Q, by the copy engine, while the next tile's Q stands in the other.
+  static constexpr bool stores_through_q = size.query_buffers > 1;
+  using output_part = gpu::swizzled_tile<E, 16, d>;  ///< of a warp
   /// A step is still asked for while the next one is in use and the one after it is taken, with hidden steps between.
   using step_ring = gpu::ring<16>;
   static constexpr int most_hidden = size.value_buffers - 1;  ///< steps in a row; take_keys says why
@@ -65,7 +70,7 @@ class forward_kernel {
       fits<size.query_buffers * query_tile::bytes + (size.key_buffers + size.value_buffers) * key_tile::bytes>();
 
   struct problem {
-    CUtensorMap q, k, v;
+    CUtensorMap q, k, v, out;
     view<E> o;
     view<float> lse;
     F f;
@@ -82,6 +87,7 @@ class forward_kernel {
     return {{},
             {},
             {},
+            {},
             a.o,
             a.lse,
             f,
@@ -96,7 +102,8 @@ class forward_kernel {
     if (p.order.count() == 0) return true;
     bool const keys =
         p.tiles.k == 0 || (gpu::encode_tensor_map<key_tile>(p.k, a.k) && gpu::encode_tensor_map<key_tile>(p.v, a.v));
-    return keys && gpu::encode_tensor_map<query_tile>(p.q, a.q) && gpu::aligned_to_16(a.o);
+    bool const output = stores_through_q ? gpu::encode_tensor_map<output_part>(p.out, a.o) : gpu::aligned_to_16(a.o);
+    return keys && gpu::encode_tensor_map<query_tile>(p.q, a.q) && output;
   }
 
   /// Barriers of the buffers, and the last steps announced.
@@ -320,7 +327,8 @@ class forward_kernel {
     await_queries(at);
     multiply_queries(x.s, operands_of(start, start, at));
     gpu::wgmma_wait<0>(x.s[0]);
-    std::int32_t word = open(x, at, start);  // of the step after the one whose P is at hand
+    std::int32_t const asks = open(x, at, start);
+    std::int32_t word = take(x, at, start, not_there) | asks;  // of the step after the one whose P is at hand
     while (true) {
       if constexpr (!has_score<F>)  // which asks as much of a plain step as of any
         while ((word & taken::not_plain) == 0) word = advance<true>(x, at, word);
@@ -329,7 +337,7 @@ class forward_kernel {
     }
     finish(x, at, taken{word, at.steps - 1}.step_before());
   }
-  /// The softmax of a tile's first step, whose S is there.
+  /// The softmax of a tile's first step, whose S is there; what it asks of the step after it.
   __device__ __forceinline__ std::int32_t open(progress& x, reader& at, taken const& step) {
     apply(x.s, step, at);
     x.rows = {};
@@ -338,8 +346,7 @@ class forward_kernel {
     gpu::feed_rows<E, n>(x.p, x.s);
     x.rows.add();
     release_keys(step, at);
-    std::int32_t const asks = x.rows.any_without_base() ? stream_step::ragged : 0;
-    return take(x, at, step, not_there) | asks;
+    return x.rows.any_without_base() ? stream_step::ragged : 0;
   }
   /// From one query tile to the next: the last O += P V of the one while Q of the other is waited for, S of the other
   /// while O is stored.
@@ -359,7 +366,10 @@ class forward_kernel {
     scale_rows(x.o, x.by);
     store(x.o, now, at);
     gpu::wgmma_wait<0>(x.s[0]);
-    return open(x, at, next);
+    int const stored = query_ring::stage(at.tiles - 1);
+    std::int32_t const asks = open(x, at, next);
+    if (stores_through_q) release_stored(stored);
+    return take(x, at, next, not_there) | asks;
   }
 
   /// One step of the pipeline within a tile: S of the next step and O of this one, the softmax of the next beside O.
@@ -403,6 +413,7 @@ class forward_kernel {
     gpu::wgmma_wait<0>(x.o[0]);
     scale_rows(x.o, x.by);
     store(x.o, now, at);
+    if (stores_through_q && gpu::elect_one()) gpu::bulk_wait_read();  // while the block still owns the memory
   }
 
   /// P grew past its bound, or is NaN: S once more, from which every row of this warp gets its base anew. By mma.sync,
@@ -481,7 +492,14 @@ class forward_kernel {
   }
   __device__ __forceinline__ void release_keys(taken const& step, reader& r) {
     release(s_.empty_k[key_ring::stage(step.number)]);
-    if (step.is(stream_step::last)) release(s_.empty_q[query_ring::stage(r.tiles)]), ++r.tiles;
+    if (!step.is(stream_step::last)) return;
+    if (!stores_through_q) release(s_.empty_q[query_ring::stage(r.tiles)]);
+    ++r.tiles;
+  }
+  /// The buffer of Q through which O was stored. Before the next step is taken: with hidden steps that may wait for
+  /// keys which the copying warp loads after the Q of this buffer.
+  __device__ __forceinline__ void release_stored(int stage) {
+    if (gpu::elect_one()) gpu::bulk_wait_read(), gpu::mbarrier_arrive(at(s_.empty_q[stage]));
   }
 
   static constexpr std::int32_t not_there = -1;
@@ -574,6 +592,34 @@ class forward_kernel {
     }
   }
   __device__ __forceinline__ void store(output const& o, taken const& step, reader const& r) const {
+    if constexpr (stores_through_q) store_through_q(o, step, r);
+    else store_rows(o, step, r);
+  }
+  /// The 16 rows of this warp. No product reads these rows of Q any more: those of the other warps do not, and those of
+  /// this one are over. The copy engine leaves out rows past the end.
+  __device__ __forceinline__ void store_through_q(output const& o, taken const& step, reader const& r) const {
+    query_tile const through = q_.stage(query_ring::stage(r.tiles - 1));
+    int const lane = gpu::lane_index_anew();
+#pragma unroll
+    for (int j = 0; j < on; j += 2) {
+      std::uint32_t x[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        x[i] = gpu::pack(E{}, o[0][j + i / 2].x[2 * (i % 2)], o[0][j + i / 2].x[2 * (i % 2) + 1]);
+      gpu::stmatrix(through.chunk(r.row() + lane % 16, j + lane / 16), x);
+    }
+    gpu::async_proxy_fence();
+    __syncwarp();
+    stream_step const to = s_.step[step_ring::stage(step.number)];
+    if (gpu::elect_one()) {
+#pragma unroll
+      for (int s = 0; s < query_tile::slabs; ++s)
+        gpu::tma_store(p_.out, through.slab(s) + std::uint32_t(r.row() * query_tile::span),
+                       s * query_tile::slab_columns, to.i * size.rows + r.row(), to.head, to.batch);
+      gpu::bulk_commit();
+    }
+  }
+  __device__ __forceinline__ void store_rows(output const& o, taken const& step, reader const& r) const {
     block const t = tile_of(step);
     view<E> const& to = problem_anew().o;
     constexpr float finished[1][2] = {{1.f, 1.f}};
