@@ -30,17 +30,31 @@
 
 namespace lanewise::sm90 {
 
-/// One step of the stream as the copying warp announces it.
+/// One step of the stream: key tile, query tile, query head.
 struct stream_step {
-  std::int32_t word, i, head, batch;  ///< key tile and flags; query tile; query head
+  std::int32_t j, i, head, batch;
+  /// Flags of a step as a warpgroup sees it. `partial` and `ragged` speak of its rows alone; in a `hidden` step none of
+  /// them sees a key, which is never a tile's last.
   static constexpr std::int32_t end = 1 << 30, partial = 1 << 29, ragged = 1 << 28, first = 1 << 27, last = 1 << 26,
                                 hidden = 1 << 23;
-  /// Tiles stay below 2^23: 32 columns each, they would be 2^28 keys, more than any memory holds.
-  static constexpr std::int32_t tile = hidden - 1;
-  /// The flag of a step in which no row of warpgroup `group` sees a key; never a tile's last step.
-  static __device__ std::int32_t hidden_from(int group) { return hidden << group; }
-  __device__ std::int32_t j() const { return word & tile; }
-  __device__ bool is(std::int32_t flag) const { return (word & flag) != 0; }
+};
+
+/// A step as the copying warp announces it.
+template <int groups>
+struct announcement {
+  stream_step step;
+  std::int32_t word[groups];  ///< flags for each warpgroup
+
+  __device__ announcement(stream_step step, std::int32_t flags) : step(step) {
+#pragma unroll
+    for (int g = 0; g < groups; ++g) word[g] = flags;
+  }
+  /// `flag` where bit g of `of` is set.
+  __device__ void add(std::int32_t flag, std::uint32_t of) {
+#pragma unroll
+    for (int g = 0; g < groups; ++g) word[g] |= of >> g & 1 ? flag : 0;
+  }
+  __device__ bool is(std::int32_t flag) const { return (word[0] & flag) != 0; }  ///< one that all share
 };
 
 template <config C, class F, forward_shape size>
@@ -112,6 +126,7 @@ class forward_kernel {
     std::uint64_t full_k[size.key_buffers], empty_k[size.key_buffers];
     std::uint64_t full_v[size.value_buffers], empty_v[size.value_buffers];
     alignas(16) stream_step step[step_ring::size];
+    std::int32_t word[step_ring::size][size.consumers()];
   };
 
   __device__ forward_kernel(problem const& p, std::uint32_t shared, signals& s)
@@ -168,24 +183,35 @@ class forward_kernel {
       keys.start(batch, head, i);
       return true;
     }
-    __device__ stream_step next(bool begun) {
+    __device__ announcement<size.consumers()> next(bool begun) {
       std::int32_t flags = 0;
       if (!begun || keys.done()) {
         do
-          if (!next_tile()) return {stream_step::end, 0, 0, 0};
+          if (!next_tile()) return {{}, stream_step::end};
         while (keys.done());
         flags = stream_step::first;
       }
       auto const [j, partial, hidden] = keys.next();
-      bool const ragged_keys = p.tiles.k - j * size.columns < size.columns,
-                 ragged_rows = p.tiles.q - i * size.rows < size.rows;
-      constexpr bool asks =
-          has_mask<F> || has_score<F>;  // about pairs that exist; a padding query's results are dropped
-      if (partial) flags |= stream_step::partial;
+      bool const ragged_keys = p.tiles.k - j * size.columns < size.columns;
       bool const scaled = !has_score<F> && p.scale.before != 1.f;  // a factor that is not positive
-      if (ragged_keys || (asks && ragged_rows) || scaled) flags |= stream_step::ragged;
-      flags |= keys.done() ? stream_step::last : std::int32_t(may_hide(hidden)) * stream_step::hidden;
-      return {j | flags, i, head, batch};
+      if (ragged_keys || scaled) flags |= stream_step::ragged;
+      if (keys.done()) flags |= stream_step::last;
+      announcement<size.consumers()> all({j, i, head, batch}, flags);
+      all.add(stream_step::partial, partial);
+      all.add(stream_step::ragged, ragged_rows());
+      if (!keys.done()) all.add(stream_step::hidden, may_hide(hidden));
+      return all;
+    }
+    /// The groups some of whose rows do not exist, where it matters: a mask and a score are asked about pairs that
+    /// exist. The results of such rows are dropped, so that no mask is asked where none exists.
+    __device__ std::uint32_t ragged_rows() const {
+      std::uint32_t groups = 0;
+#pragma unroll
+      for (int g = 0; g < size.consumers(); ++g) {
+        std::int32_t const rows = p.tiles.q - i * size.rows - 64 * g;
+        if (rows < 64 && (has_score<F> || (has_mask<F> && rows > 0))) groups |= 1u << g;
+      }
+      return groups;
     }
     /// The groups that may pass this step over: not all at once, and none more than most_hidden times in a row.
     __device__ std::uint32_t may_hide(std::uint32_t groups) {
@@ -210,12 +236,12 @@ class forward_kernel {
     source before{};
     std::uint32_t tiles = 0;
     for (std::uint32_t number = 0;; ++number) {
-      stream_step const step = all.next(number > 0);
-      source const here{step.j() * size.columns, all.key_head, step.batch};
+      auto const step = all.next(number > 0);
+      source const here{step.step.j * size.columns, all.key_head, step.step.batch};
       if (gpu::elect_one()) {
         load_keys(step, here, number);
         if (number > 0) load_values(before, number - 1);
-        if (step.is(stream_step::first)) load_queries(step, tiles);
+        if (step.is(stream_step::first)) load_queries(step.step, tiles);
       }
       if (step.is(stream_step::first)) ++tiles;
       if (step.is(stream_step::end)) return;
@@ -229,10 +255,13 @@ class forward_kernel {
     load(q_.stage(stage), p_.q, at(s_.full_q[stage]), {to.i * size.rows, to.head, to.batch});
   }
   /// Announces a step; the last one of all has no keys.
-  __device__ __forceinline__ void load_keys(stream_step const& to, source const& from, std::uint32_t number) {
+  __device__ __forceinline__ void load_keys(announcement<size.consumers()> const& to, source const& from,
+                                            std::uint32_t number) {
     int const stage = key_ring::stage(number);
     gpu::mbarrier_wait(at(s_.empty_k[stage]), key_ring::parity(number) ^ 1);
-    s_.step[step_ring::stage(number)] = to;
+    s_.step[step_ring::stage(number)] = to.step;
+#pragma unroll
+    for (int g = 0; g < size.consumers(); ++g) s_.word[step_ring::stage(number)][g] = to.word[g];
     if (to.is(stream_step::end)) gpu::mbarrier_arrive(at(s_.full_k[stage]));
     else load(k_.stage(stage), p_.k, at(s_.full_k[stage]), from);
   }
@@ -280,7 +309,7 @@ class forward_kernel {
     __device__ int row() const { return 64 * group + int(threadIdx.x / 32 % 4) * 16; }
   };
   /// A step that was taken: its flags, and its number, which says where the rest of it stands. What the word does not
-  /// need any more, the tile and the flags of hidden steps, holds the flags of the step taken before and how many were
+  /// need any more holds the flags of the step taken before and how many were
   /// passed over between the two: one register of the 160 that three warpgroups have each.
   struct taken {
     std::int32_t word;
@@ -401,7 +430,7 @@ class forward_kernel {
     release_keys(next, at);
     // A row without a base asks for a step that is not plain.
     std::int32_t const asks = !plain && x.rows.any_without_base() ? stream_step::ragged : 0;
-    if (plain && (seen & taken::not_plain & -stream_step::hidden) == 0) return ++at.steps, seen & stream_step::last;
+    if (plain && (seen & taken::not_plain) == 0) return ++at.steps, seen & stream_step::last;
     return take(x, at, next, seen) | asks;
   }
   /// The end of the stream: O of the last tile.
@@ -510,7 +539,7 @@ class forward_kernel {
     bool const keys = gpu::mbarrier_test(at(s_.full_k[key_ring::stage(r.steps)]), key_ring::parity(r.steps));
     bool const values =
         gpu::mbarrier_test(at(s_.full_v[value_ring::stage(r.steps - 1)]), value_ring::parity(r.steps - 1));
-    std::int32_t const word = word_of(r.steps);
+    std::int32_t const word = word_of(r.steps, r.group);
     return __all_sync(0xffffffffu, keys && values) ? word : not_there;
   }
   /// Takes the step after `step`, and waits for V of that one.
@@ -530,12 +559,10 @@ class forward_kernel {
       int const key_stage = key_ring::stage(step.number), value_stage = value_ring::stage(step.number);
       if (seen == not_there) {
         await(s_.full_k[key_stage], key_ring::parity(step.number));
-        step.word = word_of(step.number);
+        step.word = word_of(step.number, r.group);
       }
       step.word |= opened;
-      if (!step.is(stream_step::hidden_from(r.group))) {
-        return before.follow(step, passed);
-      }
+      if (!step.is(stream_step::hidden)) return before.follow(step, passed);
       opened = step.word & stream_step::first;
       seen = not_there;
       release(s_.empty_k[key_stage]);
@@ -543,13 +570,13 @@ class forward_kernel {
       release(s_.empty_v[value_stage]);
     }
   }
-  __device__ __forceinline__ std::int32_t word_of(std::uint32_t number) const {
-    std::int32_t const volatile& word = s_.step[step_ring::stage(number)].word;
+  __device__ __forceinline__ std::int32_t word_of(std::uint32_t number, int group) const {
+    std::int32_t const volatile& word = s_.word[step_ring::stage(number)][group];
     return __shfl_sync(0xffffffffu, word, 0);
   }
   __device__ __forceinline__ block tile_of(taken const& t) const {
     stream_step const step = s_.step[step_ring::stage(t.number)];
-    return p_.tiles.tile(step.batch, step.head, step.i, step.j());
+    return p_.tiles.tile(step.batch, step.head, step.i, step.j);
   }
   __device__ __forceinline__ void apply(scores& s, taken const& step, reader const& r) const {
     if (!has_score<F> && !step.is(stream_step::partial | stream_step::ragged)) return;
