@@ -1,7 +1,7 @@
 // Flash attention forward on wgmma and TMA (Shah et al. 2024, algorithms 1 and 2), sm_90a.
 //
 // A block stays on its multiprocessor and walks the query tiles that the schedule gives it. One warp copies: it says
-// which key tile comes next and starts its transfer. Two or three warpgroups compute, 64 query rows each:
+// which key tile comes next and starts its transfer. Two to four warpgroups compute, 64 query rows each:
 //   S = Q K^T,  P = 2^(S - b),  l = l + rowsum(P),  O = O + P V
 // While the softmax of a key tile is computed, O += P V of the tile before it runs. The base b of a row is set from the
 // maximum of the first key tile that it sees and kept; only where some P grows past a bound, which one bit of each
@@ -10,9 +10,11 @@
 // S of the other while O is stored.
 #pragma once
 
+#include "../instruction/bulk.cuh"
 #include "../instruction/ldmatrix.cuh"
 #include "../instruction/mbarrier.cuh"
 #include "../instruction/mma.cuh"
+#include "../instruction/stmatrix.cuh"
 #include "../instruction/tma.cuh"
 #include "../instruction/warpgroup.cuh"
 #include "../instruction/wgmma.cuh"
@@ -28,17 +30,31 @@
 
 namespace lanewise::sm90 {
 
-/// One step of the stream as the copying warp announces it.
+/// One step of the stream: key tile, query tile, query head.
 struct stream_step {
-  std::int32_t word, i, head, batch;  ///< key tile and flags; query tile; query head
+  std::int32_t j, i, head, batch;
+  /// Flags of a step as a warpgroup sees it. `partial` and `ragged` speak of its rows alone; in a `hidden` step none of
+  /// them sees a key, which is never a tile's last.
   static constexpr std::int32_t end = 1 << 30, partial = 1 << 29, ragged = 1 << 28, first = 1 << 27, last = 1 << 26,
                                 hidden = 1 << 23;
-  /// Tiles stay below 2^23: 32 columns each, they would be 2^28 keys, more than any memory holds.
-  static constexpr std::int32_t tile = hidden - 1;
-  /// The flag of a step in which no row of warpgroup `group` sees a key; never a tile's last step.
-  static __device__ std::int32_t hidden_from(int group) { return hidden << group; }
-  __device__ std::int32_t j() const { return word & tile; }
-  __device__ bool is(std::int32_t flag) const { return (word & flag) != 0; }
+};
+
+/// A step as the copying warp announces it.
+template <int groups>
+struct announcement {
+  stream_step step;
+  std::int32_t word[groups];  ///< flags for each warpgroup
+
+  __device__ announcement(stream_step step, std::int32_t flags) : step(step) {
+#pragma unroll
+    for (int g = 0; g < groups; ++g) word[g] = flags;
+  }
+  /// `flag` where bit g of `of` is set.
+  __device__ void add(std::int32_t flag, std::uint32_t of) {
+#pragma unroll
+    for (int g = 0; g < groups; ++g) word[g] |= of >> g & 1 ? flag : 0;
+  }
+  __device__ bool is(std::int32_t flag) const { return (word[0] & flag) != 0; }  ///< one that all share
 };
 
 template <config C, class F, forward_shape size>
@@ -53,6 +69,9 @@ class forward_kernel {
   using query_ring = gpu::ring<size.query_buffers>;
   using key_ring = gpu::ring<size.key_buffers>;
   using value_ring = gpu::ring<size.value_buffers>;
+  /// O leaves through the buffer of its Q, by the copy engine, while the next tile's Q stands in the other.
+  static constexpr bool stores_through_q = size.query_buffers > 1;
+  using output_part = gpu::swizzled_tile<E, 16, d>;  ///< of a warp
   /// A step is still asked for while the next one is in use and the one after it is taken, with hidden steps between.
   using step_ring = gpu::ring<16>;
   static constexpr int most_hidden = size.value_buffers - 1;  ///< steps in a row; take_keys says why
@@ -65,7 +84,7 @@ class forward_kernel {
       fits<size.query_buffers * query_tile::bytes + (size.key_buffers + size.value_buffers) * key_tile::bytes>();
 
   struct problem {
-    CUtensorMap q, k, v;
+    CUtensorMap q, k, v, out;
     view<E> o;
     view<float> lse;
     F f;
@@ -82,6 +101,7 @@ class forward_kernel {
     return {{},
             {},
             {},
+            {},
             a.o,
             a.lse,
             f,
@@ -96,7 +116,8 @@ class forward_kernel {
     if (p.order.count() == 0) return true;
     bool const keys =
         p.tiles.k == 0 || (gpu::encode_tensor_map<key_tile>(p.k, a.k) && gpu::encode_tensor_map<key_tile>(p.v, a.v));
-    return keys && gpu::encode_tensor_map<query_tile>(p.q, a.q) && gpu::aligned_to_16(a.o);
+    bool const output = stores_through_q ? gpu::encode_tensor_map<output_part>(p.out, a.o) : gpu::aligned_to_16(a.o);
+    return keys && gpu::encode_tensor_map<query_tile>(p.q, a.q) && output;
   }
 
   /// Barriers of the buffers, and the last steps announced.
@@ -105,6 +126,7 @@ class forward_kernel {
     std::uint64_t full_k[size.key_buffers], empty_k[size.key_buffers];
     std::uint64_t full_v[size.value_buffers], empty_v[size.value_buffers];
     alignas(16) stream_step step[step_ring::size];
+    std::int32_t word[step_ring::size][size.consumers()];
   };
 
   __device__ forward_kernel(problem const& p, std::uint32_t shared, signals& s)
@@ -161,24 +183,35 @@ class forward_kernel {
       keys.start(batch, head, i);
       return true;
     }
-    __device__ stream_step next(bool begun) {
+    __device__ announcement<size.consumers()> next(bool begun) {
       std::int32_t flags = 0;
       if (!begun || keys.done()) {
         do
-          if (!next_tile()) return {stream_step::end, 0, 0, 0};
+          if (!next_tile()) return {{}, stream_step::end};
         while (keys.done());
         flags = stream_step::first;
       }
       auto const [j, partial, hidden] = keys.next();
-      bool const ragged_keys = p.tiles.k - j * size.columns < size.columns,
-                 ragged_rows = p.tiles.q - i * size.rows < size.rows;
-      constexpr bool asks =
-          has_mask<F> || has_score<F>;  // about pairs that exist; a padding query's results are dropped
-      if (partial) flags |= stream_step::partial;
+      bool const ragged_keys = p.tiles.k - j * size.columns < size.columns;
       bool const scaled = !has_score<F> && p.scale.before != 1.f;  // a factor that is not positive
-      if (ragged_keys || (asks && ragged_rows) || scaled) flags |= stream_step::ragged;
-      flags |= keys.done() ? stream_step::last : std::int32_t(may_hide(hidden)) * stream_step::hidden;
-      return {j | flags, i, head, batch};
+      if (ragged_keys || scaled) flags |= stream_step::ragged;
+      if (keys.done()) flags |= stream_step::last;
+      announcement<size.consumers()> all({j, i, head, batch}, flags);
+      all.add(stream_step::partial, partial);
+      all.add(stream_step::ragged, ragged_rows());
+      if (!keys.done()) all.add(stream_step::hidden, may_hide(hidden));
+      return all;
+    }
+    /// The groups some of whose rows do not exist, where it matters: a mask and a score are asked about pairs that
+    /// exist. The results of such rows are dropped, so that no mask is asked where none exists.
+    __device__ std::uint32_t ragged_rows() const {
+      std::uint32_t groups = 0;
+#pragma unroll
+      for (int g = 0; g < size.consumers(); ++g) {
+        std::int32_t const rows = p.tiles.q - i * size.rows - 64 * g;
+        if (rows < 64 && (has_score<F> || (has_mask<F> && rows > 0))) groups |= 1u << g;
+      }
+      return groups;
     }
     /// The groups that may pass this step over: not all at once, and none more than most_hidden times in a row.
     __device__ std::uint32_t may_hide(std::uint32_t groups) {
@@ -203,12 +236,12 @@ class forward_kernel {
     source before{};
     std::uint32_t tiles = 0;
     for (std::uint32_t number = 0;; ++number) {
-      stream_step const step = all.next(number > 0);
-      source const here{step.j() * size.columns, all.key_head, step.batch};
+      auto const step = all.next(number > 0);
+      source const here{step.step.j * size.columns, all.key_head, step.step.batch};
       if (gpu::elect_one()) {
         load_keys(step, here, number);
         if (number > 0) load_values(before, number - 1);
-        if (step.is(stream_step::first)) load_queries(step, tiles);
+        if (step.is(stream_step::first)) load_queries(step.step, tiles);
       }
       if (step.is(stream_step::first)) ++tiles;
       if (step.is(stream_step::end)) return;
@@ -222,10 +255,13 @@ class forward_kernel {
     load(q_.stage(stage), p_.q, at(s_.full_q[stage]), {to.i * size.rows, to.head, to.batch});
   }
   /// Announces a step; the last one of all has no keys.
-  __device__ __forceinline__ void load_keys(stream_step const& to, source const& from, std::uint32_t number) {
+  __device__ __forceinline__ void load_keys(announcement<size.consumers()> const& to, source const& from,
+                                            std::uint32_t number) {
     int const stage = key_ring::stage(number);
     gpu::mbarrier_wait(at(s_.empty_k[stage]), key_ring::parity(number) ^ 1);
-    s_.step[step_ring::stage(number)] = to;
+    s_.step[step_ring::stage(number)] = to.step;
+#pragma unroll
+    for (int g = 0; g < size.consumers(); ++g) s_.word[step_ring::stage(number)][g] = to.word[g];
     if (to.is(stream_step::end)) gpu::mbarrier_arrive(at(s_.full_k[stage]));
     else load(k_.stage(stage), p_.k, at(s_.full_k[stage]), from);
   }
@@ -273,7 +309,7 @@ class forward_kernel {
     __device__ int row() const { return 64 * group + int(threadIdx.x / 32 % 4) * 16; }
   };
   /// A step that was taken: its flags, and its number, which says where the rest of it stands. What the word does not
-  /// need any more, the tile and the flags of hidden steps, holds the flags of the step taken before and how many were
+  /// need any more holds the flags of the step taken before and how many were
   /// passed over between the two: one register of the 160 that three warpgroups have each.
   struct taken {
     std::int32_t word;
@@ -320,7 +356,8 @@ class forward_kernel {
     await_queries(at);
     multiply_queries(x.s, operands_of(start, start, at));
     gpu::wgmma_wait<0>(x.s[0]);
-    std::int32_t word = open(x, at, start);  // of the step after the one whose P is at hand
+    std::int32_t const asks = open(x, at, start);
+    std::int32_t word = take(x, at, start, not_there) | asks;  // of the step after the one whose P is at hand
     while (true) {
       if constexpr (!has_score<F>)  // which asks as much of a plain step as of any
         while ((word & taken::not_plain) == 0) word = advance<true>(x, at, word);
@@ -329,7 +366,7 @@ class forward_kernel {
     }
     finish(x, at, taken{word, at.steps - 1}.step_before());
   }
-  /// The softmax of a tile's first step, whose S is there.
+  /// The softmax of a tile's first step, whose S is there; what it asks of the step after it.
   __device__ __forceinline__ std::int32_t open(progress& x, reader& at, taken const& step) {
     apply(x.s, step, at);
     x.rows = {};
@@ -338,8 +375,7 @@ class forward_kernel {
     gpu::feed_rows<E, n>(x.p, x.s);
     x.rows.add();
     release_keys(step, at);
-    std::int32_t const asks = x.rows.any_without_base() ? stream_step::ragged : 0;
-    return take(x, at, step, not_there) | asks;
+    return x.rows.any_without_base() ? stream_step::ragged : 0;
   }
   /// From one query tile to the next: the last O += P V of the one while Q of the other is waited for, S of the other
   /// while O is stored.
@@ -359,7 +395,10 @@ class forward_kernel {
     scale_rows(x.o, x.by);
     store(x.o, now, at);
     gpu::wgmma_wait<0>(x.s[0]);
-    return open(x, at, next);
+    int const stored = query_ring::stage(at.tiles - 1);
+    std::int32_t const asks = open(x, at, next);
+    if (stores_through_q) release_stored(stored);
+    return take(x, at, next, not_there) | asks;
   }
 
   /// One step of the pipeline within a tile: S of the next step and O of this one, the softmax of the next beside O.
@@ -391,7 +430,7 @@ class forward_kernel {
     release_keys(next, at);
     // A row without a base asks for a step that is not plain.
     std::int32_t const asks = !plain && x.rows.any_without_base() ? stream_step::ragged : 0;
-    if (plain && (seen & taken::not_plain & -stream_step::hidden) == 0) return ++at.steps, seen & stream_step::last;
+    if (plain && (seen & taken::not_plain) == 0) return ++at.steps, seen & stream_step::last;
     return take(x, at, next, seen) | asks;
   }
   /// The end of the stream: O of the last tile.
@@ -403,6 +442,7 @@ class forward_kernel {
     gpu::wgmma_wait<0>(x.o[0]);
     scale_rows(x.o, x.by);
     store(x.o, now, at);
+    if (stores_through_q && gpu::elect_one()) gpu::bulk_wait_read();  // while the block still owns the memory
   }
 
   /// P grew past its bound, or is NaN: S once more, from which every row of this warp gets its base anew. By mma.sync,
@@ -481,7 +521,14 @@ class forward_kernel {
   }
   __device__ __forceinline__ void release_keys(taken const& step, reader& r) {
     release(s_.empty_k[key_ring::stage(step.number)]);
-    if (step.is(stream_step::last)) release(s_.empty_q[query_ring::stage(r.tiles)]), ++r.tiles;
+    if (!step.is(stream_step::last)) return;
+    if (!stores_through_q) release(s_.empty_q[query_ring::stage(r.tiles)]);
+    ++r.tiles;
+  }
+  /// The buffer of Q through which O was stored. Before the next step is taken: with hidden steps that may wait for
+  /// keys which the copying warp loads after the Q of this buffer.
+  __device__ __forceinline__ void release_stored(int stage) {
+    if (gpu::elect_one()) gpu::bulk_wait_read(), gpu::mbarrier_arrive(at(s_.empty_q[stage]));
   }
 
   static constexpr std::int32_t not_there = -1;
@@ -492,7 +539,7 @@ class forward_kernel {
     bool const keys = gpu::mbarrier_test(at(s_.full_k[key_ring::stage(r.steps)]), key_ring::parity(r.steps));
     bool const values =
         gpu::mbarrier_test(at(s_.full_v[value_ring::stage(r.steps - 1)]), value_ring::parity(r.steps - 1));
-    std::int32_t const word = word_of(r.steps);
+    std::int32_t const word = word_of(r.steps, r.group);
     return __all_sync(0xffffffffu, keys && values) ? word : not_there;
   }
   /// Takes the step after `step`, and waits for V of that one.
@@ -512,12 +559,10 @@ class forward_kernel {
       int const key_stage = key_ring::stage(step.number), value_stage = value_ring::stage(step.number);
       if (seen == not_there) {
         await(s_.full_k[key_stage], key_ring::parity(step.number));
-        step.word = word_of(step.number);
+        step.word = word_of(step.number, r.group);
       }
       step.word |= opened;
-      if (!step.is(stream_step::hidden_from(r.group))) {
-        return before.follow(step, passed);
-      }
+      if (!step.is(stream_step::hidden)) return before.follow(step, passed);
       opened = step.word & stream_step::first;
       seen = not_there;
       release(s_.empty_k[key_stage]);
@@ -525,19 +570,19 @@ class forward_kernel {
       release(s_.empty_v[value_stage]);
     }
   }
-  __device__ __forceinline__ std::int32_t word_of(std::uint32_t number) const {
-    std::int32_t const volatile& word = s_.step[step_ring::stage(number)].word;
+  __device__ __forceinline__ std::int32_t word_of(std::uint32_t number, int group) const {
+    std::int32_t const volatile& word = s_.word[step_ring::stage(number)][group];
     return __shfl_sync(0xffffffffu, word, 0);
   }
   __device__ __forceinline__ block tile_of(taken const& t) const {
     stream_step const step = s_.step[step_ring::stage(t.number)];
-    return p_.tiles.tile(step.batch, step.head, step.i, step.j());
+    return p_.tiles.tile(step.batch, step.head, step.i, step.j);
   }
   __device__ __forceinline__ void apply(scores& s, taken const& step, reader const& r) const {
     if (!has_score<F> && !step.is(stream_step::partial | stream_step::ragged)) return;
     // 160 registers do not hold what two need; a score stands in every place that asks for it, and beside one a look at
     // the edges is little.
-    constexpr bool one_path = has_score<F> ? !has_mask<F> : size.consumers() == 3;
+    constexpr bool one_path = has_score<F> ? !has_mask<F> : size.consumers() > 2;
     gpu::apply_variant<gpu::rows_are::queries>(s, no_raw, p_.f, tile_of(step), r.row(),
                                                step.is(stream_step::partial) ? cover::partial : cover::full,
                                                one_path || step.is(stream_step::ragged), p_.scale);
@@ -574,6 +619,34 @@ class forward_kernel {
     }
   }
   __device__ __forceinline__ void store(output const& o, taken const& step, reader const& r) const {
+    if constexpr (stores_through_q) store_through_q(o, step, r);
+    else store_rows(o, step, r);
+  }
+  /// The 16 rows of this warp. No product reads these rows of Q any more: those of the other warps do not, and those of
+  /// this one are over. The copy engine leaves out rows past the end.
+  __device__ __forceinline__ void store_through_q(output const& o, taken const& step, reader const& r) const {
+    query_tile const through = q_.stage(query_ring::stage(r.tiles - 1));
+    int const lane = gpu::lane_index_anew();
+#pragma unroll
+    for (int j = 0; j < on; j += 2) {
+      std::uint32_t x[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        x[i] = gpu::pack(E{}, o[0][j + i / 2].x[2 * (i % 2)], o[0][j + i / 2].x[2 * (i % 2) + 1]);
+      gpu::stmatrix(through.chunk(r.row() + lane % 16, j + lane / 16), x);
+    }
+    gpu::async_proxy_fence();
+    __syncwarp();
+    stream_step const to = s_.step[step_ring::stage(step.number)];
+    if (gpu::elect_one()) {
+#pragma unroll
+      for (int s = 0; s < query_tile::slabs; ++s)
+        gpu::tma_store(p_.out, through.slab(s) + std::uint32_t(r.row() * query_tile::span),
+                       s * query_tile::slab_columns, to.i * size.rows + r.row(), to.head, to.batch);
+      gpu::bulk_commit();
+    }
+  }
+  __device__ __forceinline__ void store_rows(output const& o, taken const& step, reader const& r) const {
     block const t = tile_of(step);
     view<E> const& to = problem_anew().o;
     constexpr float finished[1][2] = {{1.f, 1.f}};

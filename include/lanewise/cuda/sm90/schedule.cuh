@@ -62,13 +62,11 @@ class key_walk {
 
   struct step {
     std::int32_t j;
-    bool partial;
-    std::uint32_t hidden;  ///< bit g: no row of group g sees a key of this tile
+    std::uint32_t partial, hidden;  ///< bit g: some pair of group g's rows is masked; no row of it sees a key
   };
   /// Only where done() is false.
   __device__ __forceinline__ step next() {
-    int const lane = __ffs(int(visited_)) - 1;
-    step const s{above_ - 1 - lane, (partial_ >> lane & 1) != 0, hidden(above_ - 1 - lane)};
+    step const s = step_at(above_ - __ffs(int(visited_)));
     visited_ &= visited_ - 1;
     look();
     return s;
@@ -82,22 +80,24 @@ class key_walk {
       std::int32_t const j = above_ - 1 - std::int32_t(threadIdx.x % 32);
       cover const c = j >= 0 ? cover_of(f_, tiles_.tile(batch_, head_, i_, j)) : cover::empty;
       visited_ = __ballot_sync(0xffffffffu, c != cover::empty);
-      partial_ = __ballot_sync(0xffffffffu, c == cover::partial);
     }
   }
   /// Lane g answers for group g.
-  __device__ __forceinline__ std::uint32_t hidden(std::int32_t j) const {
+  __device__ __forceinline__ step step_at(std::int32_t j) const {
     block rows = tiles_.tile(batch_, head_, i_, j);
     rows.q_begin += 64 * std::int32_t(threadIdx.x % 32);
     rows.q_end = rows.q_end < rows.q_begin + 64 ? rows.q_end : rows.q_begin + 64;
-    bool const none = rows.q_begin >= rows.q_end || cover_of(f_, rows) == cover::empty;
-    return __ballot_sync(0xffffffffu, none) & ((1u << groups) - 1);
+    bool const rows_exist = rows.q_begin < rows.q_end;
+    cover const c = rows_exist ? cover_of(f_, rows) : cover::empty;
+    constexpr std::uint32_t lanes = (1u << groups) - 1;
+    return {j, __ballot_sync(0xffffffffu, rows_exist && c != cover::full) & lanes,
+            __ballot_sync(0xffffffffu, c == cover::empty) & lanes};
   }
 
   F const& f_;
   tiling const& tiles_;
   std::int32_t batch_, head_, i_, above_;
-  std::uint32_t visited_, partial_;
+  std::uint32_t visited_;
 };
 
 }  // namespace lanewise::sm90

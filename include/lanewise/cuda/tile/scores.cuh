@@ -92,29 +92,40 @@ __device__ __forceinline__ void mask_by_bits(accumulators<m, n>& s, F const& f, 
   }
 }
 
-/// mask_pairs where every row sees one run of keys and there is no score: a row has two bounds, which its columns are
-/// compared with. The ends of the keys are in them; rows past the end of the queries are dropped later.
+/// Bits first ... end - 1 of a word, as far as it has them; none where end <= first.
+__device__ __forceinline__ std::uint32_t bits_between(int first, int end) {
+  int const from = first > 0 ? first : 0;
+  std::uint32_t bits;
+  asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(bits) : "r"(from), "r"(end > from ? end - from : 0));
+  return bits;
+}
+
+/// mask_pairs where every row sees one run of keys and there is no score: the columns that a lane holds of a row are in
+/// the run from one of them to another: a run of bits, in words of 32. The ends of the keys are in it; rows past the
+/// end of the queries are dropped later.
 template <int m, int n, class F>
 __device__ __forceinline__ void mask_runs(accumulators<m, n>& s, F const& f, block const& tile, int row) {
   int const lane = lane_index_anew(), column = c_map::c(lane, 0).column;
+  auto const columns_below = [&](std::int32_t key) {  // of this lane: its columns are `column` + 8 j and the next
+    std::int32_t const x = key - tile.k_begin - column, most = x < 8 * n ? x : 8 * n, end = most > 0 ? most : 0;
+    return end / 8 * 2 + (end % 8 < 2 ? end % 8 : 2);
+  };
 #pragma unroll
   for (int i = 0; i < m; ++i)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       std::int32_t const q = tile.q_begin + row + 16 * i + c_map::c(lane, 2 * half).row;
       block const run = hull_of(f, {tile.batch, tile.head, q, q + 1, tile.k_begin, tile.k_end});
-      int const first = run.k_begin - tile.k_begin - column, end = run.k_end - tile.k_begin - column;
+      int const first = columns_below(run.k_begin), end = columns_below(run.k_end);
 #pragma unroll
-      for (int j = 0; j < n; ++j)
+      for (int word = 0; word < n; word += 16) {
+        std::uint32_t const kept = bits_between(first - 2 * word, end - 2 * word);
 #pragma unroll
-        for (int e = 0; e < 2; ++e)
-          if (8 * j + e >= end) s[i][j].x[2 * half + e] = -infinity;
-      if (!has_mask<F> || !__any_sync(0xffffffffu, first > 0)) continue;
+        for (int j = word; j < word + 16 && j < n; ++j)
 #pragma unroll
-      for (int j = 0; j < n; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          if (8 * j + e < first) s[i][j].x[2 * half + e] = -infinity;
+          for (int e = 0; e < 2; ++e)
+            if (!(kept >> (2 * (j - word) + e) & 1)) s[i][j].x[2 * half + e] = -infinity;
+      }
     }
 }
 
