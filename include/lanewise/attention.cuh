@@ -17,7 +17,7 @@
 #include "cuda/sm80/parameter_gradient.cuh"
 #include "cuda/sm80/preprocess.cuh"
 #include "cuda/sm90/backward.cuh"
-#include "cuda/sm90/backward_queries.cuh"
+#include "cuda/sm90/backward_sums.cuh"
 #include "cuda/sm90/forward.cuh"
 #include "cuda/sm90/wide_keys.cuh"
 #include "cuda/sm90/wide_queries.cuh"
@@ -72,11 +72,12 @@ std::size_t partial_bytes(F const& f, extents q) {
 }
 
 /// The workspace of a backward: row sums; then, one after the other in the same room, what d_q, d_k and d_v need and
-/// the partial sums of each parameter. The former are on wgmma the f32 sums of dQ, whose turn it is at each query tile,
-/// and the blocks' numbers; on mma.sync the shares of dK and dV.
+/// the partial sums of each parameter. The former are on wgmma the f32 sums of dQ, the shares of dK and dV, whose turn
+/// it is at each query tile, and the blocks' numbers; on mma.sync the shares of dK and dV.
 struct backward_room {
-  std::size_t sums, turns, bytes;
+  std::size_t sums, key_sums, turns, bytes;
   std::int32_t shares;
+  sm90::key_shares wgmma_shares;
 };
 template <config C, tuning T, class F>
 backward_room backward_layout(cuda_target where, extents q, extents k, F const& f, bool wgmma, wanted grads) {
@@ -87,13 +88,22 @@ backward_room backward_layout(cuda_target where, extents q, extents k, F const& 
   auto const at_least = [&](std::size_t bytes) { most = bytes > most ? bytes : most; };
   for_each_parameter<F>([&]<int I> { at_least(partial_bytes<C, T, F, I>(f, q)); });
   backward_room room{};
-  room.sums = room.turns = whole(row_values::bytes(q));
+  room.sums = room.key_sums = room.turns = whole(row_values::bytes(q));
   if constexpr (sm90::has_backward<C>)
     if (wgmma) {
-      std::size_t const tiles = std::size_t(sm90::backward_kernel<C, T, F>::query_tiles(q)),
-                        sums = grads.d_q ? tiles * sm90::query_sums::bytes : 0;
-      room.turns += sums;
-      at_least(sums + (tiles + 1) * sizeof(std::uint32_t));
+      using kernel = sm90::backward_kernel<C, T, F>;
+      room.wgmma_shares = kernel::shares_of(q, k, f, where.multiprocessors);
+      std::int64_t const tiles = kernel::query_tiles(q);
+      std::size_t const sums = grads.d_q ? std::size_t(tiles) * sm90::query_sums::bytes : 0,
+                        shares = sm90::key_sums<C>::bytes(room.wgmma_shares, grads);
+      room.key_sums += sums;
+      room.turns += sums + shares;
+      at_least(sums + shares + std::size_t(tiles + 1) * sizeof(std::uint32_t));
+    }
+  if constexpr (sm90::has_wide_backward<C>)
+    if (wgmma) {
+      room.wgmma_shares = sm90::wide_key_kernel<C, T, F>::shares_of(q, k, f, where.multiprocessors);
+      at_least(sm90::key_sums<C>::bytes(room.wgmma_shares, grads));
     }
   room.shares = sm80::gradient_kernel<C, T, F>::share_count(q, k, where.multiprocessors);
   // Where wgmma takes all but a few views, those get the shares that the room holds anyway.
@@ -152,18 +162,29 @@ struct backward_calls {
   template <class K>
   status gradients_sm90(typename K::problem& p) const {
     status done = row_sums(p.turns, K::query_tiles(a.q.size) + 1);
-    if (done && (a.d_q || a.d_k || a.d_v)) done = start_blocks<K>(kernel_sm90a<K>, on, p.order.count(), p);
-    using last = sm90::query_gradient_kernel<C, T, F>;
-    if (done && a.d_q) done = start<last>({a.d_q, f, p.tiles, p.sums, a.scale, aligned_to_16(a.d_q), a.accumulate});
+    if (done && (a.d_q || a.d_k || a.d_v))
+      done = start_blocks<K>(kernel_sm90a<K>, on, p.shares.blocks(), p, start_time::early);
+    if (done) done = add_sums<K>(p, a.d_q, p.sums);
     return done;
   }
   /// The same above head dim 128; `keys` and `queries` have their maps.
   template <class K, class Q>
   status wide_gradients_sm90(typename K::problem& keys, typename Q::problem& queries) const {
     status done = row_sums();
-    if (done && (a.d_k || a.d_v)) done = start_blocks<K>(kernel_sm90a<K>, on, keys.order.count(), keys);
-    if (done && a.d_q) done = start_blocks<Q>(kernel_sm90a<Q>, on, queries.order.count(), queries);
+    if (done && (a.d_k || a.d_v))
+      done = start_blocks<K>(kernel_sm90a<K>, on, keys.shares.blocks(), keys, start_time::early);
+    if (done) done = add_sums<K>(keys, {}, nullptr);
+    if (done && a.d_q) done = start_blocks<Q>(kernel_sm90a<Q>, on, queries.order.count(), queries, start_time::early);
     return done;
+  }
+  /// What the blocks of K left in f32.
+  template <class K>
+  status add_sums(typename K::problem const& p, view<gradient<C>> const& d_q, float const* sums) const {
+    using sum = sm90::gradient_sums_kernel<C, T, F>;
+    typename sum::problem x{d_q,         a.d_k,      a.d_v,       f,    p.tiles, p.order,
+                            p.shares,    p.key_room, p.key_heads, sums, a.scale, aligned_to_16(d_q) && p.aligned,
+                            a.accumulate};
+    return start_blocks<sum>(kernel<sum>, on, sum::units(x), x, start_time::early);
   }
   /// What is left once d_q, d_k and d_v came from wgmma.
   status finish_sm90(status done) const {
@@ -232,10 +253,13 @@ status run_backward(on_cuda on, backward_args<C> const& a, F const& f, workspace
   float* const sums = reinterpret_cast<float*>(at(room.sums));
   backward_calls<C, T, F> const run{
       on, a, f, row_values::in(scratch.data, a.q.size), sm80::key_shares::in(sums, room.shares, a.k.size, grads), sums};
+  sm90::key_sums<C> const key_room =
+      sm90::key_sums<C>::in(reinterpret_cast<float*>(at(room.key_sums)), room.wgmma_shares, grads);
   if constexpr (sm90::has_backward<C>) {
     using kernel = sm90::backward_kernel<C, T, F>;
     typename kernel::problem p =
-        kernel::problem_of(a, f, run.row, a.d_q ? sums : nullptr, reinterpret_cast<std::uint32_t*>(at(room.turns)));
+        kernel::problem_of(a, f, run.row, a.d_q ? sums : nullptr, reinterpret_cast<std::uint32_t*>(at(room.turns)),
+                           room.wgmma_shares, key_room);
     if (image == sm90a_image::runs && kernel::encode_maps(p, a)) {
       return run.finish_sm90(run.template gradients_sm90<kernel>(p));
     }
@@ -243,7 +267,7 @@ status run_backward(on_cuda on, backward_args<C> const& a, F const& f, workspace
   if constexpr (sm90::has_wide_backward<C>) {
     using keys = sm90::wide_key_kernel<C, T, F>;
     using queries = sm90::wide_query_kernel<C, T, F>;
-    typename keys::problem k = keys::problem_of(a, f, run.row);
+    typename keys::problem k = keys::problem_of(a, f, run.row, room.wgmma_shares, key_room);
     typename queries::problem q = queries::problem_of(a, f, run.row);
     if (image == sm90a_image::runs && keys::encode_maps(k, a) && queries::encode_maps(q, a)) {
       return run.finish_sm90(run.template wide_gradients_sm90<keys, queries>(k, q));

@@ -238,6 +238,21 @@ TEST_CASE("accumulate adds to what is there") {
   for (std::size_t i = 0; i < sum.size(); ++i) REQUIRE(sum[i] == d_b[i] + d_b[i]);
 }
 
+// bf16 is rounded once more by the second sum; without it, d_k and d_v would be off by half.
+TEST_CASE("accumulate adds to what is there where several blocks share a walk") {
+  constexpr config c = instances::bf16_128_full::c;
+  attention_case<c> once({2, 300, 150, 8, 2}, 10);
+  device_case<c>(once).run(full{});
+  attention_case<c> twice = once;
+  twice.accumulate = true;
+  device_case<c>(twice).run(full{});
+  auto const doubled = [](auto const& x, auto const& of) {
+    for (std::size_t i = 0; i < of.size(); ++i)
+      REQUIRE(std::abs(to_float(x[i]) - 2 * to_float(of[i])) <= std::abs(to_float(of[i])) / 64);
+  };
+  doubled(twice.d_q, once.d_q), doubled(twice.d_k, once.d_k), doubled(twice.d_v, once.d_v);
+}
+
 TEST_CASE("sequences of length zero") {
   for (sizes const& s : {sizes{1, 0, 20, 2, 1}, sizes{1, 20, 0, 2, 1}, sizes{0, 20, 20, 2, 1}}) {
     attention_case<causal> c(s, 12);
@@ -261,22 +276,26 @@ TEST_CASE("a workspace that is too small is refused with both numbers") {
   CHECK(std::string(s.message()).find(std::to_string(needed)) != std::string::npos);
 }
 
-// Row values 2 x 2 x 8 heads x 384 padded rows x 4 bytes; on wgmma 80 query tiles of 64 x 128 f32 and 81 words. On
+// Row values 2 x 2 x 8 heads x 384 padded rows x 4 bytes; on wgmma 80 query tiles of 64 x 128 f32 and 81 words, and
+// 12 key tiles of 128 keys, each seen by 4 heads x 5 query tiles, so that five shares leave 12 x 128 x 128 f32 each. On
 // mma.sync 24 key tiles of 64 keys, each seen by 4 heads x 5 query tiles, so that five shares leave 2 x 333 x 2 x 128
 // f32 each.
 TEST_CASE("the workspace of a backward, to the byte") {
   constexpr config c = instances::bf16_128_full::c;
   extents const q{2, 300, 8, 128}, k{2, 333, 2, 128};
-  std::size_t const rows = 49152, sums = 2621440, words = 384, share = 681984;
+  std::size_t const rows = 49152, sums = 2621440, words = 384, share = 681984, wide_share = 786432;
   CHECK(backward_workspace<c>(cuda_target{80, 108}, q, k, full{}) == rows + 2 * 5 * share);
   CHECK(backward_workspace<c>(cuda_target{80, 108}, q, k, full{}, {.d_v = false}) == rows + 5 * share);
   CHECK(backward_workspace<c>(cuda_target{80, 48}, q, k, full{}) == rows + 2 * 4 * share);
   CHECK(backward_workspace<c>(cuda_target{80, 24}, q, k, full{}) == rows);
-  CHECK(backward_workspace<c>(cuda_target{90, 132}, q, k, full{}) == rows + sums + words);
-  CHECK(backward_workspace<c>(cuda_target{90, 132}, q, k, full{}, {.d_q = false}) == rows + words);
+  CHECK(backward_workspace<c>(cuda_target{90, 132}, q, k, full{}) == rows + sums + 2 * 5 * wide_share + words);
+  CHECK(backward_workspace<c>(cuda_target{90, 132}, q, k, full{}, {.d_v = false}) ==
+        rows + sums + 5 * wide_share + words);
+  CHECK(backward_workspace<c>(cuda_target{90, 132}, q, k, full{}, {.d_q = false}) == rows + 2 * 5 * wide_share + words);
   CHECK(backward_workspace<c>(cuda_target{90, 1}, q, k, full{}) == rows + sums + words);
-  constexpr config wide = instances::bf16_256_window::c;  // dQ has a kernel of its own and needs no sums
-  CHECK(backward_workspace<wide>(cuda_target{90, 132}, {2, 300, 8, 256}, {2, 333, 2, 256}, capped_window{}) == rows);
+  constexpr config wide = instances::bf16_256_window::c;  // dQ has a kernel of its own and needs no sums; 24 key tiles
+  CHECK(backward_workspace<wide>(cuda_target{90, 132}, {2, 300, 8, 256}, {2, 333, 2, 256}, capped_window{}) ==
+        rows + 2 * 5 * std::size_t(24 * 64 * 256 * 4));
 }
 
 TEST_CASE("a backward says which kernel ran, and why not another") {

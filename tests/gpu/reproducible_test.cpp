@@ -120,6 +120,12 @@ TEST_CASE("30 runs beside competing work, on two streams in turn") {
   SUBCASE("f16, five keys: a walk shared by many blocks") {
     runs_agree<f16_64_causal::c, f16_64_causal::variant>(load, on, {1, 3000, 5, 8, 2});
   }
+  SUBCASE("bf16, five keys: a walk shared by many blocks") {
+    runs_agree<bf16_128_full::c, bf16_128_full::variant>(load, on, {1, 3000, 5, 8, 2});
+  }
+  SUBCASE("bf16, the last of 150 key tiles shared") {
+    runs_agree<bf16_128_full::c, bf16_128_full::variant>(load, on, {5, 700, 1900, 8, 2});
+  }
   SUBCASE("tf32, five keys: a walk shared by many blocks") {
     runs_agree<tf32_64_alibi::c, tf32_64_alibi::variant>(load, on, {1, 3000, 5, 8, 2});
   }

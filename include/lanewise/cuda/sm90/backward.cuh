@@ -1,9 +1,9 @@
 // Flash attention backward on wgmma and TMA (Dao 2023, algorithm 2; Shah et al. 2024), sm_90a: dK and dV of one key
 // tile and its share of dQ.
 //
-// A block owns 128 keys of one (batch, key/value head) and walks the query tiles of every query head of the group. One
-// warp copies; two warpgroups compute, 64 keys each, on transposed scores, so that P^T and dS^T are fed from the
-// accumulators that hold them:
+// A block owns 128 keys of one (batch, key/value head) and walks the query tiles of every query head of the group, or
+// its share of them (key_shares.hpp). One warp copies; two warpgroups compute, 64 keys each, on transposed scores, so
+// that P^T and dS^T are fed from the accumulators that hold them:
 //   S^T = K Q^T,  P^T = 2^(S^T - LSE),  dV += P^T dO,  dP^T = V dO^T,  dS^T = P^T (dP^T - delta),  dK += dS^T Q
 //   dQ += dS K, dS through shared memory
 // Two more warps add dQ to an f32 sum in the workspace, one key tile after the other in a fixed order
@@ -18,6 +18,7 @@
 
 #include "../../softmax.hpp"
 #include "../instruction/bulk.cuh"
+#include "../instruction/dependent_launch.cuh"
 #include "../instruction/mbarrier.cuh"
 #include "../instruction/tma.cuh"
 #include "../instruction/warpgroup.cuh"
@@ -30,6 +31,7 @@
 #include "../tile/wgmma_gradients.cuh"
 #include "backward_tiles.hpp"
 #include "hidden_rows.cuh"
+#include "share_store.cuh"
 
 namespace lanewise::sm90 {
 
@@ -80,6 +82,8 @@ class backward_kernel {
     bool accumulate, aligned;
     tiling tiles;
     key_order order;
+    key_shares shares;
+    key_sums<C> key_room;  ///< of shared key tiles
     std::int32_t key_heads, ratio;
     std::int64_t rows;  ///< padded rows of a head in `row`
     gpu::row_values row;
@@ -93,11 +97,14 @@ class backward_kernel {
   static tiling tiles_of(extents q, extents k) {
     return {std::int32_t(q.sequence), std::int32_t(k.sequence), size.rows, size.columns};
   }
+  static key_shares shares_of(extents q, extents k, F const& f, int processors) {
+    return sm90::shares_of(tiles_of(q, k), q, k, f, processors, key_sums<C>::part);
+  }
   static std::int64_t query_tiles(extents q) { return q.batch * q.heads * tiles_of(q, q).q_tiles(); }
 
   /// Everything but the maps.
   static problem problem_of(backward_args<C> const& a, F const& f, gpu::row_values row, float* sums,
-                            std::uint32_t* turns) {
+                            std::uint32_t* turns, key_shares const& shares, key_sums<C> key_room) {
     tiling const tiles = tiles_of(a.q.size, a.k.size);
     std::int32_t const ratio = head_ratio(a.q.size, a.k.size);
     return {{},
@@ -113,6 +120,8 @@ class backward_kernel {
             gpu::aligned_to_16(a.d_k) && gpu::aligned_to_16(a.d_v),
             tiles,
             key_order_of(tiles, a.k.size, heads_in_step<C>),
+            shares,
+            key_room,
             std::int32_t(a.k.size.heads),
             ratio,
             gpu::padded_rows(a.q.size.sequence),
@@ -135,6 +144,8 @@ class backward_kernel {
     query_step step[8];
     std::int32_t next_head, next_i;   ///< of the step that is planned next; of the planning thread alone
     std::int32_t j, batch, key_head;  ///< this block's key tile; read again where needed, to hold no registers
+    key_shares::place place;          ///< this block's part of the line
+    std::int32_t shares;              ///< of its key tile
   };
 
   __device__ backward_kernel(problem const& p, std::uint32_t shared, signals& s)
@@ -163,6 +174,8 @@ class backward_kernel {
   static __device__ bool leads() { return threadIdx.x % 32 == 0; }
 
   __device__ void prepare() {
+    gpu::let_next_kernel_start();
+    gpu::await_kernel_before();
     // Numbers only order blocks: what each computes, and the order of every sum, are the key tile's own. Without query
     // tiles nothing has cleared the count.
     std::int32_t const number = std::int32_t(p_.tiles.q > 0 ? atomicAdd(p_.drawn, 1u) : blockIdx.x);
@@ -178,7 +191,8 @@ class backward_kernel {
     }
     for (std::uint64_t& slot : s_.planned) gpu::mbarrier_init(at(slot), 1);
     gpu::mbarrier_init_fence();
-    key_order::place const to = p_.order[number];
+    s_.place = p_.shares[number], s_.shares = p_.shares.shares_of(s_.place.tile);
+    key_order::place const to = p_.order[s_.place.tile];
     s_.j = to.tile, s_.batch = to.head / p_.key_heads, s_.key_head = to.head - s_.batch * p_.key_heads;
     s_.next_head = end_of_group(), s_.next_i = p_.tiles.q_tiles();
     advance();
@@ -189,17 +203,23 @@ class backward_kernel {
   // The walk, by one thread: the first of the computing ones, which have the registers for it while S is computed.
 
   __device__ std::int32_t end_of_group() const { return (s_.key_head + 1) * p_.ratio; }
+  __device__ std::int32_t next_visitor(std::int32_t i, std::int32_t h) const {
+    while (h < end_of_group() && cover_of(p_.f, p_.tiles.tile(s_.batch, h, i, s_.j)) == cover::empty) h += s_.shares;
+    return h;
+  }
   /// To the next head of the group that visits the same query tile, else to the next lower tile that any of them does.
   __device__ void advance() {
-    std::int32_t h = s_.next_head, i = s_.next_i;
-    for (++h; h < end_of_group(); ++h)
-      if (cover_of(p_.f, p_.tiles.tile(s_.batch, h, i, s_.j)) != cover::empty) break;
-    if (h >= end_of_group()) {
+    std::int32_t i = s_.next_i, h = next_visitor(i, s_.next_head + s_.shares);
+    while (h >= end_of_group() && i >= 0) {
+      std::int32_t const above = i;
       i = -1;
       for (std::int32_t g = end_of_group(); g-- > s_.key_head * p_.ratio;) {
-        std::int32_t const below = previous_query_tile(p_.f, p_.tiles, s_.batch, g, s_.next_i, s_.j);
+        std::int32_t const below = previous_query_tile(p_.f, p_.tiles, s_.batch, g, above, s_.j);
         if (below >= i) i = below, h = g;
       }
+      if (s_.shares > 1 && i >= 0)
+        if (std::int32_t const others = heads_to_own(i, p_.ratio, h, s_.place.share, s_.shares); others > 0)
+          h = next_visitor(i, h + others);
     }
     s_.next_head = h, s_.next_i = i;
   }
@@ -313,8 +333,8 @@ class backward_kernel {
             1 + group, [&](std::int32_t r) { return is_hidden_key(r); }, k_);
       walk(d_k, d_v, group);
     }
-    store(p_.d_k, d_k, group, p_.plain_scale);
-    store(p_.d_v, d_v, group, 1.f);
+    store(p_.d_k, p_.key_room.d_k, d_k, group, p_.plain_scale);
+    store(p_.d_v, p_.key_room.d_v, d_v, group, 1.f);
   }
 
   __device__ __forceinline__ void walk(key_gradient& d_k, key_gradient& d_v, int group) {
@@ -493,15 +513,16 @@ class backward_kernel {
     zero_hidden_rows<size.rows>(1 + group, hidden, q_.stage(stage), d_o_.stage(stage));
   }
 
-  __device__ __forceinline__ void store(view<G> const& to, key_gradient const& from, int group, float scale) const {
+  __device__ __forceinline__ void store(view<G> const& to, float* room, key_gradient const& from, int group,
+                                        float scale) const {
     if (!to) return;
+    if (s_.shares > 1) return leave_share<C>(room, p_.shares, s_.place, group, from);
     block const t = p_.tiles.tile(s_.batch, 0, 0, s_.j);
     float const factor[1][2] = {{scale, scale}};
     gpu::store_rows<d, G>(
         {to.row(s_.batch, t.k_begin, s_.key_head), to.stride.sequence, t.k_end - t.k_begin, p_.aligned, p_.accumulate},
         first_row(group), from, factor);
   }
-
   problem const& p_;
   signals& s_;
   key_tile k_, v_;

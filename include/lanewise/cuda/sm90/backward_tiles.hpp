@@ -11,7 +11,9 @@
 // / 2 each, S 32 a chunk of 64 rows, dP 32, P 16, dS 16 a chunk; dQ takes those of dP.
 #pragma once
 
+#include "../../attention.hpp"
 #include "../../schedule.hpp"
+#include "key_shares.hpp"
 #include "tiles.hpp"
 
 namespace lanewise::sm90 {
@@ -61,6 +63,27 @@ struct query_sums {
   static constexpr int parts = 2;
   static constexpr int bytes = parts * part * int(sizeof(float));  ///< of a query tile
   static constexpr int thread_stride = 4, block_stride = 128 * thread_stride;
+};
+
+/// dK or dV of a key tile while several blocks share its walk (key_shares.hpp): f32, [shared key tile][share][64
+/// keys][block of 8 columns][thread][4], one array for each gradient.
+template <config C>
+struct key_sums {
+  static constexpr int keys = C.head_dim <= 128 ? backward_tile<C>.columns : 64, halves = keys / 64;
+  static constexpr int half = 64 * width_of<C>, part = halves * half;
+  static constexpr int thread_stride = 4, block_stride = 128 * thread_stride;
+  float *d_k = nullptr, *d_v = nullptr;  ///< null: not wanted
+
+  static std::int64_t count(key_shares const& x) { return x.count > 1 ? x.shared() * x.count * part : 0; }
+  static std::size_t bytes(key_shares const& x, wanted grads) {
+    return sizeof(float) * std::size_t(count(x)) * std::size_t(grads.d_k + grads.d_v);
+  }
+  static key_sums in(float* room, key_shares const& x, wanted grads) {
+    return {grads.d_k ? room : nullptr, grads.d_v ? room + (grads.d_k ? count(x) : 0) : nullptr};
+  }
+  LANEWISE_HD static constexpr std::int64_t offset(key_shares const& x, key_shares::place at) {
+    return ((at.tile - x.from) * x.count + at.share) * part;
+  }
 };
 
 /// The key tiles of a call in one line, in which blocks draw their numbers. Heads come in sections; a section is walked

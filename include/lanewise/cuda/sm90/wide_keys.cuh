@@ -1,8 +1,9 @@
 // dK and dV of one key tile (Dao 2023, algorithm 2, the outer loop) for head dims above 128, on wgmma and TMA, sm_90a.
 //
-// A block owns 64 keys of one (batch, key/value head) and walks the query tiles of every query head of the group. dK
-// and dV of 64 keys take 256 columns of accumulators each, 128 registers a thread of a warpgroup: one warpgroup keeps
-// dV, the other dK, each with the products that lead there, on transposed scores:
+// A block owns 64 keys of one (batch, key/value head) and walks the query tiles of every query head of the group, or
+// its share of them (key_shares.hpp). dK and dV of 64 keys take 256 columns of accumulators each, 128 registers a
+// thread of a warpgroup: one warpgroup keeps dV, the other dK, each with the products that lead there, on transposed
+// scores:
 //   values:  S^T = K Q^T,  P^T = 2^(S^T - LSE),              dV += P^T dO
 //   keys:    dP^T = V dO^T,  dS^T = P^T (dP^T - delta),      dK += dS^T Q
 // P^T in f32, times the score's derivative, goes from the one to the other through shared memory in the order of the
@@ -10,6 +11,7 @@
 #pragma once
 
 #include "../instruction/bulk.cuh"
+#include "../instruction/dependent_launch.cuh"
 #include "../instruction/mbarrier.cuh"
 #include "../instruction/tma.cuh"
 #include "../instruction/warpgroup.cuh"
@@ -22,6 +24,7 @@
 #include "../tile/wgmma_gradients.cuh"
 #include "backward_tiles.hpp"
 #include "hidden_rows.cuh"
+#include "share_store.cuh"
 
 namespace lanewise::sm90 {
 
@@ -58,13 +61,22 @@ class wide_key_kernel {
     bool accumulate, aligned;
     tiling tiles;
     key_order order;
+    key_shares shares;
+    key_sums<C> key_room;  ///< of shared key tiles
     std::int32_t key_heads, ratio;
     std::int64_t rows;  ///< padded rows of a head in `row`
     gpu::row_values row;
   };
+  static tiling tiles_of(extents q, extents k) {
+    return {std::int32_t(q.sequence), std::int32_t(k.sequence), size.rows, size.columns};
+  }
+  static key_shares shares_of(extents q, extents k, F const& f, int processors) {
+    return sm90::shares_of(tiles_of(q, k), q, k, f, processors, key_sums<C>::part);
+  }
   /// Everything but the maps.
-  static problem problem_of(backward_args<C> const& a, F const& f, gpu::row_values row) {
-    tiling const tiles{std::int32_t(a.q.size.sequence), std::int32_t(a.k.size.sequence), size.rows, size.columns};
+  static problem problem_of(backward_args<C> const& a, F const& f, gpu::row_values row, key_shares const& shares,
+                            key_sums<C> key_room) {
+    tiling const tiles = tiles_of(a.q.size, a.k.size);
     std::int32_t const ratio = head_ratio(a.q.size, a.k.size);
     std::int64_t const bytes_of_head = ratio * a.q.size.sequence * d * std::int64_t(2 * sizeof(E));
     return {{},
@@ -80,6 +92,8 @@ class wide_key_kernel {
             gpu::aligned_to_16(a.d_k) && gpu::aligned_to_16(a.d_v),
             tiles,
             key_order_of(tiles, a.k.size, heads_in_l2(bytes_of_head)),
+            shares,
+            key_room,
             std::int32_t(a.k.size.heads),
             ratio,
             gpu::padded_rows(a.q.size.sequence),
@@ -104,6 +118,8 @@ class wide_key_kernel {
     std::uint64_t full_weights[stages], empty_weights[stages];
     step steps[step_ring::size];
     std::int32_t j, batch, key_head;  ///< this block's key tile; read again where needed, to hold no registers
+    key_shares::place place;          ///< this block's part of the line
+    std::int32_t shares;              ///< of its key tile
   };
 
   __device__ wide_key_kernel(problem const& p, std::uint32_t shared, signals& s)
@@ -132,6 +148,8 @@ class wide_key_kernel {
   }
 
   __device__ void prepare() {
+    gpu::let_next_kernel_start();
+    gpu::await_kernel_before();
     if (p_.tiles.q > 0)
       gpu::tma_prefetch_map(p_.k), gpu::tma_prefetch_map(p_.v), gpu::tma_prefetch_map(p_.q),
           gpu::tma_prefetch_map(p_.d_o);
@@ -142,7 +160,8 @@ class wide_key_kernel {
       gpu::mbarrier_init(at(s_.full_weights[i]), 4), gpu::mbarrier_init(at(s_.empty_weights[i]), 4);
     }
     gpu::mbarrier_init_fence();
-    key_order::place const to = p_.order[std::int32_t(blockIdx.x)];
+    s_.place = p_.shares[std::int32_t(blockIdx.x)], s_.shares = p_.shares.shares_of(s_.place.tile);
+    key_order::place const to = p_.order[s_.place.tile];
     s_.j = to.tile, s_.batch = to.head / p_.key_heads, s_.key_head = to.head - s_.batch * p_.key_heads;
   }
 
@@ -152,9 +171,11 @@ class wide_key_kernel {
     std::int32_t head, i;
   };
   __device__ cursor next(cursor c) const {
-    c.i = next_query_tile(p_.f, p_.tiles, s_.batch, c.head, c.i, s_.j);
-    while (c.i == p_.tiles.q_tiles() && ++c.head < (s_.key_head + 1) * p_.ratio)
-      c.i = next_query_tile(p_.f, p_.tiles, s_.batch, c.head, -1, s_.j);
+    do {
+      c.i = next_query_tile(p_.f, p_.tiles, s_.batch, c.head, c.i, s_.j);
+      while (c.i == p_.tiles.q_tiles() && ++c.head < (s_.key_head + 1) * p_.ratio)
+        c.i = next_query_tile(p_.f, p_.tiles, s_.batch, c.head, -1, s_.j);
+    } while (!done(c) && s_.shares > 1 && heads_to_own(c.i, p_.ratio, c.head, s_.place.share, s_.shares) > 0);
     return c;
   }
   __device__ bool done(cursor c) const { return c.head >= (s_.key_head + 1) * p_.ratio; }
@@ -232,7 +253,7 @@ class wide_key_kernel {
       }
       gpu::wgmma_wait<0>(s[0]);
     }
-    store(p_.d_v, d_v, 1.f);
+    store(p_.d_v, p_.key_room.d_v, d_v, 1.f);
   }
 
   __device__ void sum_keys() const {
@@ -266,7 +287,7 @@ class wide_key_kernel {
       }
       gpu::wgmma_wait<0>(dp[0]);
     }
-    store(p_.d_k, d_k, p_.plain_scale);
+    store(p_.d_k, p_.key_room.d_k, d_k, p_.plain_scale);
   }
 
   /// Waits for Q of a step.
@@ -355,8 +376,9 @@ class wide_key_kernel {
     zero_hidden_rows<size.rows>(barrier, hidden, x);
   }
 
-  __device__ __forceinline__ void store(view<G> const& to, sum const& from, float scale) const {
+  __device__ __forceinline__ void store(view<G> const& to, float* room, sum const& from, float scale) const {
     if (!to) return;
+    if (s_.shares > 1) return leave_share<C>(room, p_.shares, s_.place, 0, from);
     block const t = p_.tiles.tile(s_.batch, 0, 0, s_.j);
     float const factor[1][2] = {{scale, scale}};
     gpu::store_rows<d, G>(
