@@ -17,8 +17,8 @@
 #include "cuda/sm80/parameter_gradient.cuh"
 #include "cuda/sm80/preprocess.cuh"
 #include "cuda/sm90/backward.cuh"
-#include "cuda/sm90/backward_queries.cuh"
 #include "cuda/sm90/forward.cuh"
+#include "cuda/sm90/unvisited_queries.cuh"
 #include "cuda/sm90/wide_keys.cuh"
 #include "cuda/sm90/wide_queries.cuh"
 #include "parameters.hpp"
@@ -142,19 +142,20 @@ struct backward_calls {
   sm80::key_shares shares;
   float* partials;
 
-  /// `words` counters at `cleared` become 0.
-  status row_sums(std::uint32_t* cleared = nullptr, std::int64_t words = 0) const {
-    using kernel = sm80::preprocess_kernel<C>;
+  /// `words` counters at `cleared` become 0; `also` is done with every block of rows.
+  template <class Also = sm80::nothing_else>
+  status row_sums(std::uint32_t* cleared = nullptr, std::int64_t words = 0, Also const& also = {}) const {
+    using kernel = sm80::preprocess_kernel<C, Also>;
     return start<kernel>({a.o, a.d_o, a.lse, a.d_lse, row, padded_rows(a.q.size.sequence) / row_padding,
-                          aligned_to_16(a.o) && aligned_to_16(a.d_o), cleared, words});
+                          aligned_to_16(a.o) && aligned_to_16(a.d_o), cleared, words, also});
   }
   /// d_q, d_k and d_v on wgmma; `p` has its maps.
   template <class K>
   status gradients_sm90(typename K::problem& p) const {
-    status done = row_sums(p.turns, K::query_tiles(a.q.size) + 1);
+    using unvisited = sm90::unvisited_queries<C, F>;
+    status done = row_sums(p.turns, K::query_tiles(a.q.size) + 1,
+                           unvisited{a.accumulate ? view<gradient<C>>{} : a.d_q, f, p.tiles});
     if (done && (a.d_q || a.d_k || a.d_v)) done = start_blocks<K>(kernel_sm90a<K>, on, p.order.count(), p);
-    using last = sm90::query_gradient_kernel<C, T, F>;
-    if (done && a.d_q) done = start<last>({a.d_q, f, p.tiles, p.sums, a.scale, aligned_to_16(a.d_q), a.accumulate});
     return done;
   }
   /// The same above head dim 128; `keys` and `queries` have their maps.

@@ -7,7 +7,13 @@
 
 namespace lanewise::sm80 {
 
-template <config C>
+/// Nothing to do with a block's rows besides.
+struct nothing_else {
+  __device__ void operator()(std::int32_t, std::int32_t, std::int32_t) const {}
+};
+
+/// `Also` is called by all threads of a block with the batch element, the head and the first of its row_padding rows.
+template <config C, class Also = nothing_else>
 class preprocess_kernel {
   using E = element<C>;
   static constexpr int d = C.head_dim, lanes_per_row = 8, chunk = 8;
@@ -23,6 +29,7 @@ class preprocess_kernel {
     bool aligned;
     std::uint32_t* cleared = nullptr;  ///< words of the workspace that the kernels after this one find 0
     std::int64_t cleared_count = 0;
+    Also also = {};
   };
   __host__ __device__ static std::int64_t units(problem const& p) { return p.o.size.batch * p.o.size.heads * p.tiles; }
 
@@ -44,6 +51,7 @@ class preprocess_kernel {
       p_.row.delta[at] = inside && p_.d_lse ? sum - *p_.d_lse.row(b, q, h) : sum;
       p_.row.base[at] = inside ? softmax::backward_base_of(*p_.lse.row(b, q, h)) : 0.f;
     }
+    p_.also(std::int32_t(b), std::int32_t(h), std::int32_t(first));
   }
 
  private:

@@ -8,7 +8,7 @@
 //   dQ += dS K, dS through shared memory
 // Two more warps add dQ to an f32 sum in the workspace, one key tile after the other in a fixed order
 // (backward_tiles.hpp), while the next step is computed. The first to come writes instead of adding, so that nothing is
-// cleared beforehand.
+// cleared beforehand; the last to come writes the total to dQ itself, so that nothing is converted afterwards.
 //
 // S of the next step is issued behind dK of this one, so that the tensor cores have work while a step ends and the next
 // begins; the exponentials run beside dP, dS beside dV, the way of dQ out of the registers beside dK. dQ takes the
@@ -37,7 +37,10 @@ namespace lanewise::sm90 {
 struct query_step {
   std::int32_t word, head;  ///< query tile and flags; query head
   std::int32_t before;      ///< the key tile whose share of dQ is added before this one's; -1: none
-  static constexpr std::int32_t end = 1 << 30, masked = 1 << 29, last = 1 << 28, tile = last - 1;
+  static constexpr std::int32_t end = 1 << 30, masked = 1 << 29, last = 1 << 28;
+  static constexpr std::int32_t completes = 1 << 27;  ///< no later key tile adds to this query tile
+  static constexpr std::int32_t odd = 1 << 26;        ///< parity of the phase in which the earlier sum lands
+  static constexpr std::int32_t tile = odd - 1;
   __device__ std::int32_t i() const { return word & tile; }
   __device__ bool is(std::int32_t flag) const { return (word & flag) != 0; }
 };
@@ -73,11 +76,11 @@ class backward_kernel {
 
   struct problem {
     CUtensorMap q, k, v, d_o;
-    view<G> d_k, d_v;
+    view<G> d_q, d_k, d_v;
     F f;
     gpu::score_scale scale;
     float plain_scale;
-    bool accumulate, aligned;
+    bool accumulate, aligned, aligned_queries;  ///< d_k and d_v; d_q
     tiling tiles;
     key_order order;
     std::int32_t key_heads, ratio;
@@ -104,6 +107,7 @@ class backward_kernel {
             {},
             {},
             {},
+            a.d_q,
             a.d_k,
             a.d_v,
             f,
@@ -111,6 +115,7 @@ class backward_kernel {
             a.scale,
             a.accumulate,
             gpu::aligned_to_16(a.d_k) && gpu::aligned_to_16(a.d_v),
+            gpu::aligned_to_16(a.d_q),
             tiles,
             key_order_of(tiles, a.k.size, heads_in_step<C>),
             std::int32_t(a.k.size.heads),
@@ -130,10 +135,11 @@ class backward_kernel {
 
   struct signals {
     std::uint64_t full_keys, full_q[stages], empty_q[stages], full_d_o[stages], empty_d_o[stages];
-    std::uint64_t full_sums[stages], empty_sums[stages];
+    std::uint64_t full_sums[stages], empty_sums[stages], landed;
     std::uint64_t planned[8];
     query_step step[8];
     std::int32_t next_head, next_i;   ///< of the step that is planned next; of the planning thread alone
+    std::int32_t landings;            ///< steps planned so far that fetch an earlier sum; of the same
     std::int32_t j, batch, key_head;  ///< this block's key tile; read again where needed, to hold no registers
   };
 
@@ -147,11 +153,9 @@ class backward_kernel {
     __syncthreads();
     int const warp = __shfl_sync(0xffffffffu, int(threadIdx.x / 32), 0);
     if (warp < 4) {
-      gpu::lower_registers<24>();
+      gpu::lower_registers<32>();
       if (warp == 0 && gpu::elect_one()) copy();
-      if (p_.sums)
-        for (int stage = 0; stage < stages; ++stage)
-          if (warp == 1 + stage && gpu::elect_one()) add_to_sums(stage);
+      if (p_.sums && warp >= 1 && warp <= stages) add_to_sums(warp - 1);
     } else {
       gpu::raise_registers<240>();
       compute(warp / 4 - 1);
@@ -176,11 +180,12 @@ class backward_kernel {
       gpu::mbarrier_init(at(s_.full_d_o[i]), 1), gpu::mbarrier_init(at(s_.empty_d_o[i]), computing_warps);
       gpu::mbarrier_init(at(s_.full_sums[i]), computing_warps), gpu::mbarrier_init(at(s_.empty_sums[i]), 1);
     }
+    gpu::mbarrier_init(at(s_.landed), 1);
     for (std::uint64_t& slot : s_.planned) gpu::mbarrier_init(at(slot), 1);
     gpu::mbarrier_init_fence();
     key_order::place const to = p_.order[number];
     s_.j = to.tile, s_.batch = to.head / p_.key_heads, s_.key_head = to.head - s_.batch * p_.key_heads;
-    s_.next_head = end_of_group(), s_.next_i = p_.tiles.q_tiles();
+    s_.landings = 0, s_.next_head = end_of_group(), s_.next_i = p_.tiles.q_tiles();
     advance();
     if (planned_all()) s_.step[0] = {query_step::end, 0, 0}, gpu::mbarrier_arrive(at(s_.planned[0]));
     plan(0);
@@ -211,6 +216,10 @@ class backward_kernel {
     block const t = p_.tiles.tile(s_.batch, h, i, s_.j);
     std::int32_t flags = asks_for_pairs<size.rows, size.columns>(p_.f, t) ? query_step::masked : 0;
     std::int32_t const before = previous_key_tile(p_.f, p_.tiles, s_.batch, h, i, s_.j);
+    if (next_key_tile(p_.f, p_.tiles, s_.batch, h, i, s_.j) == p_.tiles.k_tiles()) {
+      flags |= query_step::completes;
+      if (before >= 0 && s_.landings++ % 2) flags |= query_step::odd;
+    }
     advance();
     if (planned_all()) flags |= query_step::last;
     s_.step[slot] = {i | flags, h, before};
@@ -270,30 +279,110 @@ class backward_kernel {
   // The adding warps, one for each stage: while one waits for the end of its addition, a microsecond or more, the other
   // adds dQ of the next step. At head dim 128 a computing warp waited 7 % of its time for a single one.
 
-  /// dQ of the steps of a stage to the workspace: after the next earlier key tile that visits the same query tile, and
-  /// before the next later one, which is released when all of this one's has been written.
+  /// dQ of the steps of a stage. A step that completes a query tile takes the stage of the step behind it for the sum
+  /// of the earlier ones, which is why a stage is given to the computing warps only when the step before its own is
+  /// known not to need it, or done.
   __device__ void add_to_sums(int stage) const {
     static_assert(stages == 2, "the step between two of a stage may be the last one");
     for (std::uint32_t number = std::uint32_t(stage);; number += stages) {
-      if (number > 0 && planned(number - 1).is(query_step::last | query_step::end)) return;
+      if (number > 0) {
+        query_step const other = planned(number - 1);
+        if (other.is(query_step::end)) return;
+        if (other.is(query_step::completes)) complete(other, number - 1, true);
+        if (other.is(query_step::last)) return;
+      }
+      if (leads()) gpu::mbarrier_arrive(at(s_.empty_sums[stage]));
       query_step const step = planned(number);
       if (step.is(query_step::end)) return;
-      std::int64_t const index = p_.query_tile_index(s_.batch, step.head, step.i());
-      float* const to = p_.sums + index * (query_sums::bytes / int(sizeof(float)));
-      gpu::mbarrier_wait(at(s_.full_sums[stage]), ring::parity(number));
-      gpu::async_proxy_fence();  // here instead of in all 256 threads that wrote: 2 to 6 % of the kernel
-      if (step.before < 0) {
-        gpu::bulk_store(to, sums_address(stage), query_sums::bytes);
-      } else {
-        gpu::await_turn(p_.turns + index, std::uint32_t(step.before + 1));
-        gpu::bulk_add(to, sums_address(stage), query_sums::bytes);
+      if (step.is(query_step::completes)) complete(step, number, false);
+      else if (gpu::elect_one()) add(step, number);
+      __syncwarp();
+      if (s_.step[plan_ring::stage(number)].is(query_step::last)) return;
+    }
+  }
+  __device__ float* sums_of(query_step const& step) const {
+    return p_.sums +
+           p_.query_tile_index(s_.batch, step.head, step.i()) * std::int64_t(query_sums::bytes / sizeof(float));
+  }
+  __device__ std::uint32_t* turn_of(query_step const& step) const {
+    return p_.turns + p_.query_tile_index(s_.batch, step.head, step.i());
+  }
+  /// To the workspace: after the next earlier key tile that visits the same query tile, and before the next later one,
+  /// which is released when all of this one's has been written.
+  __device__ void add(query_step const& step, std::uint32_t number) const {
+    int const stage = ring::stage(number);
+    gpu::mbarrier_wait(at(s_.full_sums[stage]), ring::parity(number));
+    gpu::async_proxy_fence();  // here instead of in all 256 threads that wrote: 2 to 6 % of the kernel
+    if (step.before < 0) {
+      gpu::bulk_store(sums_of(step), sums_address(stage), query_sums::bytes);
+    } else {
+      gpu::await_turn(turn_of(step), std::uint32_t(step.before + 1));
+      gpu::bulk_add(sums_of(step), sums_address(stage), query_sums::bytes);
+    }
+    gpu::bulk_commit();
+    gpu::bulk_wait_written();
+    gpu::pass_turn(turn_of(step), std::uint32_t(s_.j + 1));
+  }
+  /// The last share and the sum of the earlier ones to dQ, half of it by either warp; the one of the stage where the
+  /// sum lands fetches it.
+  __device__ void complete(query_step const& step, std::uint32_t number, bool fetches) const {
+    int const stage = ring::stage(number), other = ring::stage(number + 1);
+    if (step.before >= 0) {
+      if (fetches && gpu::elect_one()) {
+        gpu::await_turn(turn_of(step), std::uint32_t(step.before + 1));
+        gpu::mbarrier_arrive_expect(at(s_.landed), query_sums::bytes);
+        gpu::bulk_load(sums_address(other), sums_of(step), query_sums::bytes, at(s_.landed));
       }
-      gpu::bulk_commit();
-      gpu::bulk_wait_read();
-      gpu::mbarrier_arrive(at(s_.empty_sums[stage]));
-      gpu::bulk_wait_written();
-      gpu::pass_turn(p_.turns + index, std::uint32_t(s_.j + 1));
-      if (step.is(query_step::last)) return;
+      __syncwarp();
+      gpu::mbarrier_wait(at(s_.landed), step.is(query_step::odd));
+    }
+    gpu::mbarrier_wait(at(s_.full_sums[stage]), ring::parity(number));
+    store_total(number, fetches ? 1 : 0);
+    gpu::named_barrier<64>(2 + groups);
+  }
+  /// A part of dQ, by one warp.
+  __device__ __forceinline__ void store_total(std::uint32_t number, int part) const {
+    query_step const& step = s_.step[plan_ring::stage(number)];
+    block const t = p_.tiles.tile(s_.batch, step.head, step.i(), s_.j);
+    int const first = size.slabs == 2 ? 0 : 64 * part, column = size.slabs == 2 ? 64 * part : 0;
+    gpu::row_target<G> const to{p_.d_q.row(s_.batch, t.q_begin + first, step.head), p_.d_q.stride.sequence,
+                                t.q_end - t.q_begin - first, p_.aligned_queries, p_.accumulate};
+    auto const store = [&](int r, int c, auto const& total) {
+      if constexpr (std::extent_v<std::remove_cvref_t<decltype(total)>> == 4)
+        gpu::store_row_16_bytes<d>(to, r, column + c, total, p_.plain_scale);
+      else gpu::store_row_by_element<d>(to, r, column + c, total, p_.plain_scale);
+    };
+    if (gpu::takes_16_bytes(to)) {
+      if constexpr (sizeof(G) == 2) for_each_total<4>(number, step.before >= 0, part, store);
+    } else {
+      for_each_total<1>(number, step.before >= 0, part, store);
+    }
+  }
+  /// store(row, column, this lane's sums) for 8 rows x `blocks` times 8 columns at a time of a part: 4 blocks, and the
+  /// way to add to what is there for 1, are what 32 registers hold.
+  template <int blocks, class Store>
+  __device__ __forceinline__ void for_each_total(std::uint32_t number, bool has_sum, int part,
+                                                 Store const& store) const {
+    constexpr int rows = 8, columns = 8 * blocks, lines = 64 / rows;
+    constexpr std::uint32_t block_bytes = query_sums::block_stride * sizeof(float);
+    std::uint32_t const own = sums_address(ring::stage(number)), sum = sums_address(ring::stage(number + 1));
+    int const lane = int(threadIdx.x % 32);
+#pragma unroll 1
+    for (int x = 0; x < lines * 64 / columns; ++x) {
+      int const line = x % lines, column = x / lines * columns;
+      std::uint32_t const at = std::uint32_t(query_sums::part * part + column / 8 * query_sums::block_stride +
+                                             query_sums::thread_stride * (line / 2 * 32 + lane) + line % 2 * 2) *
+                               std::uint32_t(sizeof(float));
+      float2 total[blocks];
+#pragma unroll
+      for (int j = 0; j < blocks; ++j) total[j] = gpu::load_shared_2(own + at + j * block_bytes);
+      if (has_sum)
+#pragma unroll
+        for (int j = 0; j < blocks; ++j) {
+          float2 const earlier = gpu::load_shared_2(sum + at + j * block_bytes);
+          total[j] = {earlier.x + total[j].x, earlier.y + total[j].y};
+        }
+      store(8 * line + lane / 4, column, total);
     }
   }
 
@@ -458,7 +547,7 @@ class backward_kernel {
   /// dQ to shared memory in the order of query_sums, for the adding warps.
   __device__ __forceinline__ void hand_over(scores const& d_q, std::uint32_t number, int group) const {
     int const stage = ring::stage(number);
-    gpu::mbarrier_wait(at(s_.empty_sums[stage]), ring::parity(number) ^ 1);
+    gpu::mbarrier_wait(at(s_.empty_sums[stage]), ring::parity(number));
     std::uint32_t const to =
         sums_address(stage) +
         std::uint32_t((query_sums::part * group + query_sums::thread_stride * (gpu::thread_index_anew() % 128)) *
