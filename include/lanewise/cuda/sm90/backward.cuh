@@ -153,9 +153,9 @@ class backward_kernel {
     __syncthreads();
     int const warp = __shfl_sync(0xffffffffu, int(threadIdx.x / 32), 0);
     if (warp < 4) {
-      gpu::lower_registers<32>();
+      gpu::lower_registers<24>();
       if (warp == 0 && gpu::elect_one()) copy();
-      if (p_.sums && warp >= 1 && warp <= stages) add_to_sums(warp - 1);
+      if (p_.sums && warp >= 1 && warp <= stages) add_to_sums();
     } else {
       gpu::raise_registers<240>();
       compute(warp / 4 - 1);
@@ -279,23 +279,17 @@ class backward_kernel {
   // The adding warps, one for each stage: while one waits for the end of its addition, a microsecond or more, the other
   // adds dQ of the next step. At head dim 128 a computing warp waited 7 % of its time for a single one.
 
-  /// dQ of the steps of a stage. A step that completes a query tile takes the stage of the step behind it for the sum
-  /// of the earlier ones, which is why a stage is given to the computing warps only when the step before its own is
-  /// known not to need it, or done.
-  __device__ void add_to_sums(int stage) const {
-    static_assert(stages == 2, "the step between two of a stage may be the last one");
-    for (std::uint32_t number = std::uint32_t(stage);; number += stages) {
-      if (number > 0) {
-        query_step const other = planned(number - 1);
-        if (other.is(query_step::end)) return;
-        if (other.is(query_step::completes)) complete(other, number - 1, true);
-        if (other.is(query_step::last)) return;
-      }
-      if (leads()) gpu::mbarrier_arrive(at(s_.empty_sums[stage]));
+  /// dQ of the steps of a stage. A step that completes a query tile takes the other stage too, for the sum of the
+  /// earlier ones, so that a stage is given to the computing warps when the step before its own is done with.
+  __device__ void add_to_sums() const {
+    static_assert(stages == 2, "the other stage is the next step's");
+    for (std::uint32_t number = 0;; ++number) {
+      bool const own = ring::stage(number) == gpu::thread_index_anew() / 32 - 1;
+      if (own && leads()) gpu::mbarrier_arrive(at(s_.empty_sums[ring::stage(number)]));
       query_step const step = planned(number);
       if (step.is(query_step::end)) return;
-      if (step.is(query_step::completes)) complete(step, number, false);
-      else if (gpu::elect_one()) add(step, number);
+      if (step.is(query_step::completes)) complete(step, number, !own);
+      else if (own && gpu::elect_one()) add(step, number);
       __syncwarp();
       if (s_.step[plan_ring::stage(number)].is(query_step::last)) return;
     }
@@ -340,49 +334,36 @@ class backward_kernel {
     store_total(number, fetches ? 1 : 0);
     gpu::named_barrier<64>(2 + groups);
   }
-  /// A part of dQ, by one warp.
+  /// A part of dQ, by one warp, 8 rows at a time. Addresses advance instead of being found anew: 24 registers hold no
+  /// more.
   __device__ __forceinline__ void store_total(std::uint32_t number, int part) const {
     query_step const& step = s_.step[plan_ring::stage(number)];
     block const t = p_.tiles.tile(s_.batch, step.head, step.i(), s_.j);
-    int const first = size.slabs == 2 ? 0 : 64 * part, column = size.slabs == 2 ? 64 * part : 0;
-    gpu::row_target<G> const to{p_.d_q.row(s_.batch, t.q_begin + first, step.head), p_.d_q.stride.sequence,
-                                t.q_end - t.q_begin - first, p_.aligned_queries, p_.accumulate};
-    auto const store = [&](int r, int c, auto const& total) {
-      if constexpr (std::extent_v<std::remove_cvref_t<decltype(total)>> == 4)
-        gpu::store_row_16_bytes<d>(to, r, column + c, total, p_.plain_scale);
-      else gpu::store_row_by_element<d>(to, r, column + c, total, p_.plain_scale);
-    };
-    if (gpu::takes_16_bytes(to)) {
-      if constexpr (sizeof(G) == 2) for_each_total<4>(number, step.before >= 0, part, store);
-    } else {
-      for_each_total<1>(number, step.before >= 0, part, store);
-    }
-  }
-  /// store(row, column, this lane's sums) for 8 rows x `blocks` times 8 columns at a time of a part: 4 blocks, and the
-  /// way to add to what is there for 1, are what 32 registers hold.
-  template <int blocks, class Store>
-  __device__ __forceinline__ void for_each_total(std::uint32_t number, bool has_sum, int part,
-                                                 Store const& store) const {
-    constexpr int rows = 8, columns = 8 * blocks, lines = 64 / rows;
-    constexpr std::uint32_t block_bytes = query_sums::block_stride * sizeof(float);
-    std::uint32_t const own = sums_address(ring::stage(number)), sum = sums_address(ring::stage(number + 1));
-    int const lane = int(threadIdx.x % 32);
+    int const lane = gpu::lane_index_anew(), first = size.slabs == 2 ? 0 : 64 * part;
+    int const column = size.slabs == 2 ? 64 * part : 0;
+    int valid = t.q_end - t.q_begin - first - lane / 4;
+    G* to = p_.d_q.row(s_.batch, t.q_begin + first + lane / 4, step.head) + column + lane % 4 * 2;
+    std::uint32_t own =
+        sums_address(ring::stage(number)) +
+        std::uint32_t((query_sums::part * part + query_sums::thread_stride * lane) * int(sizeof(float)));
+    std::uint32_t const earlier = sums_address(ring::stage(number + 1)) - sums_address(ring::stage(number));
+    bool const has_sum = step.before >= 0;
+    constexpr std::uint32_t half = 2 * sizeof(float), next_rows = 32 * query_sums::thread_stride * sizeof(float) - half;
 #pragma unroll 1
-    for (int x = 0; x < lines * 64 / columns; ++x) {
-      int const line = x % lines, column = x / lines * columns;
-      std::uint32_t const at = std::uint32_t(query_sums::part * part + column / 8 * query_sums::block_stride +
-                                             query_sums::thread_stride * (line / 2 * 32 + lane) + line % 2 * 2) *
-                               std::uint32_t(sizeof(float));
-      float2 total[blocks];
+    for (int line = 0; line < 8; ++line) {
 #pragma unroll
-      for (int j = 0; j < blocks; ++j) total[j] = gpu::load_shared_2(own + at + j * block_bytes);
-      if (has_sum)
-#pragma unroll
-        for (int j = 0; j < blocks; ++j) {
-          float2 const earlier = gpu::load_shared_2(sum + at + j * block_bytes);
-          total[j] = {earlier.x + total[j].x, earlier.y + total[j].y};
+      for (int j = 0; j < 8; ++j) {
+        std::uint32_t const at = own + std::uint32_t(j * query_sums::block_stride * int(sizeof(float)));
+        float2 total = gpu::load_shared_2(at);
+        if (has_sum) {
+          float2 const sum = gpu::load_shared_2(at + earlier);
+          total = {sum.x + total.x, sum.y + total.y};
         }
-      store(8 * line + lane / 4, column, total);
+        if (valid > 0 && (d % 64 == 0 || column + 8 * j < d))
+          gpu::store_pair(gpu::row_target<G>{nullptr, 0, 0, p_.aligned_queries, p_.accumulate}, to + 8 * j,
+                          total.x * p_.plain_scale, total.y * p_.plain_scale);
+      }
+      valid -= 8, to += 8 * p_.d_q.stride.sequence, own += line % 2 ? next_rows : half;
     }
   }
 
