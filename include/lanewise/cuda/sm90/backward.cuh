@@ -283,13 +283,17 @@ class backward_kernel {
   /// earlier ones, so that a stage is given to the computing warps when the step before its own is done with.
   __device__ void add_to_sums() const {
     static_assert(stages == 2, "the other stage is the next step's");
+    bool given = false;
     for (std::uint32_t number = 0;; ++number) {
       bool const own = ring::stage(number) == gpu::thread_index_anew() / 32 - 1;
-      if (own && leads()) gpu::mbarrier_arrive(at(s_.empty_sums[ring::stage(number)]));
+      if (own) {
+        if (!given && leads()) gpu::mbarrier_arrive(at(s_.empty_sums[ring::stage(number)]));
+        given = false;
+      }
       query_step const step = planned(number);
       if (step.is(query_step::end)) return;
       if (step.is(query_step::completes)) complete(step, number, !own);
-      else if (own && gpu::elect_one()) add(step, number);
+      else if (own) given = add(step, number);
       __syncwarp();
       if (s_.step[plan_ring::stage(number)].is(query_step::last)) return;
     }
@@ -303,7 +307,9 @@ class backward_kernel {
   }
   /// To the workspace: after the next earlier key tile that visits the same query tile, and before the next later one,
   /// which is released when all of this one's has been written.
-  __device__ void add(query_step const& step, std::uint32_t number) const {
+  __device__ bool add(query_step const& step, std::uint32_t number) const {
+    bool const gives = step.is(query_step::last) || !planned(number + 1).is(query_step::completes);
+    if (!gpu::elect_one()) return gives;
     int const stage = ring::stage(number);
     gpu::mbarrier_wait(at(s_.full_sums[stage]), ring::parity(number));
     gpu::async_proxy_fence();  // here instead of in all 256 threads that wrote: 2 to 6 % of the kernel
@@ -314,8 +320,11 @@ class backward_kernel {
       gpu::bulk_add(sums_of(step), sums_address(stage), query_sums::bytes);
     }
     gpu::bulk_commit();
+    gpu::bulk_wait_read();
+    if (gives) gpu::mbarrier_arrive(at(s_.empty_sums[stage]));
     gpu::bulk_wait_written();
     gpu::pass_turn(turn_of(step), std::uint32_t(s_.j + 1));
+    return gives;
   }
   /// The last share and the sum of the earlier ones to dQ, half of it by either warp; the one of the stage where the
   /// sum lands fetches it.
