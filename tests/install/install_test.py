@@ -120,7 +120,7 @@ def autocrlf(source: Path, build: Path, room: Path):
 def reconfigured(source: Path, build: Path, room: Path):
     need("nvcc")
     run("meson", "setup", room / "build", source, "-Dtests=disabled", "-Dbench=disabled", "-Dcuda=disabled")
-    run("meson", "setup", "--reconfigure", room / "build", "-Dtests=enabled", "-Dcuda=enabled")
+    run("meson", "setup", "--reconfigure", room / "build", source, "-Dtests=enabled", "-Dcuda=enabled")
     compiled = json.loads((room / "build/compile_commands.json").read_text())
     kernels = [c for c in compiled if c["file"].endswith(".cu")]
     wrong = [c["file"] for c in kernels if "-std=c++20" not in c["command"]]
