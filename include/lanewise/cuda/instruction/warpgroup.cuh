@@ -22,6 +22,10 @@ __device__ __forceinline__ void raise_registers() {
 /// Ordinary stores of this thread to shared memory are seen by wgmma and TMA after the next barrier.
 __device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+/// What this thread reads from memory from here on is loaded again: cheaper than registers that hold it, where a spill
+/// is near.
+__device__ __forceinline__ void load_anew() { asm volatile("" ::: "memory"); }
+
 /// Barrier `id` (1 ... 15; 0 is __syncthreads) of one warpgroup.
 __device__ __forceinline__ void warpgroup_barrier(int id) {
   asm volatile("barrier.sync.aligned %0, 128;" ::"r"(id) : "memory");

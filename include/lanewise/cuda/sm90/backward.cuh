@@ -203,25 +203,27 @@ class backward_kernel {
   // The walk, by one thread: the first of the computing ones, which have the registers for it while S is computed.
 
   __device__ std::int32_t end_of_group() const { return (s_.key_head + 1) * p_.ratio; }
-  __device__ std::int32_t next_visitor(std::int32_t i, std::int32_t h) const {
-    while (h < end_of_group() && cover_of(p_.f, p_.tiles.tile(s_.batch, h, i, s_.j)) == cover::empty) h += s_.shares;
-    return h;
-  }
   /// To the next head of the group that visits the same query tile, else to the next lower tile that any of them does.
-  __device__ void advance() {
-    std::int32_t i = s_.next_i, h = next_visitor(i, s_.next_head + s_.shares);
-    while (h >= end_of_group() && i >= 0) {
-      std::int32_t const above = i;
+  __device__ void advance_one() {
+    std::int32_t h = s_.next_head, i = s_.next_i;
+    for (++h; h < end_of_group(); ++h)
+      if (cover_of(p_.f, p_.tiles.tile(s_.batch, h, i, s_.j)) != cover::empty) break;
+    if (h >= end_of_group()) {
       i = -1;
       for (std::int32_t g = end_of_group(); g-- > s_.key_head * p_.ratio;) {
-        std::int32_t const below = previous_query_tile(p_.f, p_.tiles, s_.batch, g, above, s_.j);
+        std::int32_t const below = previous_query_tile(p_.f, p_.tiles, s_.batch, g, s_.next_i, s_.j);
         if (below >= i) i = below, h = g;
       }
-      if (s_.shares > 1 && i >= 0)
-        if (std::int32_t const others = heads_to_own(i, p_.ratio, h, s_.place.share, s_.shares); others > 0)
-          h = next_visitor(i, h + others);
     }
     s_.next_head = h, s_.next_i = i;
+  }
+  /// To the next pair of query tile and head that is this block's.
+  __device__ void advance() {
+    do {
+      advance_one();
+      if (planned_all()) return;
+      gpu::load_anew();
+    } while (s_.shares > 1 && !owns(s_.next_i, p_.ratio, s_.next_head, s_.place.share, s_.shares));
   }
   __device__ bool planned_all() const { return s_.next_i < 0; }
   __device__ void plan(std::uint32_t number) {

@@ -29,13 +29,12 @@ struct key_shares {
 };
 
 /// The pairs of query tile and head of a walk are dealt out in turn, so that all shares have as much to do, whatever
-/// run of tiles a mask leaves. How many heads lie between `head` and the next of the tile that is the share's own.
-LANEWISE_HD constexpr std::int32_t heads_to_own(std::int32_t query_tile, std::int32_t ratio, std::int32_t head,
-                                                std::int32_t share, std::int32_t shares) {
+/// run of tiles a mask leaves.
+LANEWISE_HD constexpr bool owns(std::int32_t query_tile, std::int32_t ratio, std::int32_t head, std::int32_t share,
+                                std::int32_t shares) {
   // 32 bits that may wrap: all shares count alike, and a 64-bit remainder would be a call.
   std::uint32_t const pair = std::uint32_t(query_tile) * std::uint32_t(ratio) + std::uint32_t(head);
-  std::int32_t const turn = std::int32_t(pair % std::uint32_t(shares));
-  return share - turn + (turn > share ? shares : 0);
+  return pair % std::uint32_t(shares) == std::uint32_t(share);
 }
 
 /// Steps of the walks for the key tiles of one key/value head, all query heads of its group together.

@@ -175,7 +175,7 @@ class wide_key_kernel {
       c.i = next_query_tile(p_.f, p_.tiles, s_.batch, c.head, c.i, s_.j);
       while (c.i == p_.tiles.q_tiles() && ++c.head < (s_.key_head + 1) * p_.ratio)
         c.i = next_query_tile(p_.f, p_.tiles, s_.batch, c.head, -1, s_.j);
-    } while (!done(c) && s_.shares > 1 && heads_to_own(c.i, p_.ratio, c.head, s_.place.share, s_.shares) > 0);
+    } while (!done(c) && s_.shares > 1 && !owns(c.i, p_.ratio, c.head, s_.place.share, s_.shares));
     return c;
   }
   __device__ bool done(cursor c) const { return c.head >= (s_.key_head + 1) * p_.ratio; }
