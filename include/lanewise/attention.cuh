@@ -98,7 +98,7 @@ backward_room backward_layout(cuda_target where, extents q, extents k, F const& 
                         shares = sm90::key_sums<C>::bytes(room.wgmma_shares, grads);
       room.key_sums += sums;
       room.turns += sums + shares;
-      at_least(sums + shares + std::size_t(tiles + 1) * sizeof(std::uint32_t));
+      at_least(sums + shares + std::size_t(sm90::query_sums::words(tiles)) * sizeof(std::uint32_t));
     }
   if constexpr (sm90::has_wide_backward<C>)
     if (wgmma) {
@@ -161,9 +161,8 @@ struct backward_calls {
   /// d_q, d_k and d_v on wgmma; `p` has its maps.
   template <class K>
   status gradients_sm90(typename K::problem& p) const {
-    status done = row_sums(p.turns, K::query_tiles(a.q.size) + 1);
-    if (done && (a.d_q || a.d_k || a.d_v))
-      done = start_blocks<K>(kernel_sm90a<K>, on, p.shares.blocks(), p, start_time::early);
+    status done = row_sums(p.turns, sm90::query_sums::words(K::query_tiles(a.q.size)));
+    if (done && (a.d_q || a.d_k || a.d_v)) done = start_blocks<K>(kernel_sm90a<K>, on, p.shares.blocks(), p);
     if (done) done = add_sums<K>(p, a.d_q, p.sums);
     return done;
   }
@@ -171,10 +170,9 @@ struct backward_calls {
   template <class K, class Q>
   status wide_gradients_sm90(typename K::problem& keys, typename Q::problem& queries) const {
     status done = row_sums();
-    if (done && (a.d_k || a.d_v))
-      done = start_blocks<K>(kernel_sm90a<K>, on, keys.shares.blocks(), keys, start_time::early);
+    if (done && (a.d_k || a.d_v)) done = start_blocks<K>(kernel_sm90a<K>, on, keys.shares.blocks(), keys);
     if (done) done = add_sums<K>(keys, {}, nullptr);
-    if (done && a.d_q) done = start_blocks<Q>(kernel_sm90a<Q>, on, queries.order.count(), queries, start_time::early);
+    if (done && a.d_q) done = start_blocks<Q>(kernel_sm90a<Q>, on, queries.order.count(), queries);
     return done;
   }
   /// What the blocks of K left in f32.
@@ -184,7 +182,7 @@ struct backward_calls {
     typename sum::problem x{d_q,         a.d_k,      a.d_v,       f,    p.tiles, p.order,
                             p.shares,    p.key_room, p.key_heads, sums, a.scale, aligned_to_16(d_q) && p.aligned,
                             a.accumulate};
-    return start_blocks<sum>(kernel<sum>, on, sum::units(x), x, start_time::early);
+    return start_blocks<sum>(kernel<sum>, on, sum::units(x), x);
   }
   /// What is left once d_q, d_k and d_v came from wgmma.
   status finish_sm90(status done) const {

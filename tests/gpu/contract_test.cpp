@@ -276,14 +276,14 @@ TEST_CASE("a workspace that is too small is refused with both numbers") {
   CHECK(std::string(s.message()).find(std::to_string(needed)) != std::string::npos);
 }
 
-// Row values 2 x 2 x 8 heads x 384 padded rows x 4 bytes; on wgmma 80 query tiles of 64 x 128 f32 and 81 words, and
+// Row values 2 x 2 x 8 heads x 384 padded rows x 4 bytes; on wgmma 80 query tiles of 64 x 128 f32 and 321 words, and
 // 12 key tiles of 128 keys, each seen by 4 heads x 5 query tiles, so that five shares leave 12 x 128 x 128 f32 each. On
 // mma.sync 24 key tiles of 64 keys, each seen by 4 heads x 5 query tiles, so that five shares leave 2 x 333 x 2 x 128
 // f32 each.
 TEST_CASE("the workspace of a backward, to the byte") {
   constexpr config c = instances::bf16_128_full::c;
   extents const q{2, 300, 8, 128}, k{2, 333, 2, 128};
-  std::size_t const rows = 49152, sums = 2621440, words = 384, share = 681984, wide_share = 786432;
+  std::size_t const rows = 49152, sums = 2621440, words = 1408, share = 681984, wide_share = 786432;
   CHECK(backward_workspace<c>(cuda_target{80, 108}, q, k, full{}) == rows + 2 * 5 * share);
   CHECK(backward_workspace<c>(cuda_target{80, 108}, q, k, full{}, {.d_v = false}) == rows + 5 * share);
   CHECK(backward_workspace<c>(cuda_target{80, 48}, q, k, full{}) == rows + 2 * 4 * share);

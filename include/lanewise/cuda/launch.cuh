@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(K::threads, 1) kernel(__grid_constant__ typena
   K(p, shared_address(shared)).run(std::int64_t(blockIdx.x));
 }
 
-/// A kernel in sm_90a instructions, with barriers K::signals in static shared memory; its image for other chips is
-/// empty and has none, which is how the host tells them apart.
+/// A kernel in sm_90a instructions, with barriers K::signals in static shared memory; its image for other chips is empty
+/// and has none, which is how the host tells them apart.
 template <class K>
 __global__ void __launch_bounds__(K::threads, 1) kernel_sm90a(__grid_constant__ typename K::problem const p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -47,14 +47,10 @@ inline status device_failure(char const* what, cudaError_t error) {
   return fail(status_code::device_error, what, ": ", cudaGetErrorString(error));
 }
 
-/// When a kernel starts: behind the one before it in the stream, or beside its end, if it calls await_kernel_before().
-enum class start_time { behind, early };
-
 /// Starts `blocks` blocks of `function`, which is K's; nothing to do is no launch. A grid has one dimension, of up to
 /// 2^31 - 1 blocks.
 template <class K, class Function>
-status start_blocks(Function* function, on_cuda on, std::int64_t blocks, typename K::problem& p,
-                    start_time when = start_time::behind) noexcept {
+status start_blocks(Function* function, on_cuda on, std::int64_t blocks, typename K::problem& p) noexcept {
   if (blocks == 0) return {};
   if (blocks > 0x7fffffff)
     return fail(status_code::unsupported, "the call needs ", blocks, " blocks, a grid has at most 2147483647");
@@ -64,14 +60,9 @@ status start_blocks(Function* function, on_cuda on, std::int64_t blocks, typenam
     if (error != cudaSuccess) return device_failure(K::name, error);
   }
   void* arguments[] = {&p};
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t how{};
-  how.gridDim = dim3(unsigned(blocks)), how.blockDim = dim3(K::threads), how.dynamicSmemBytes = K::shared_bytes;
-  how.stream = reinterpret_cast<cudaStream_t>(on.stream);
-  how.attrs = &early, how.numAttrs = when == start_time::early ? 1 : 0;
-  cudaError_t const error = cudaLaunchKernelExC(&how, reinterpret_cast<void const*>(function), arguments);
+  cudaError_t const error =
+      cudaLaunchKernel(reinterpret_cast<void const*>(function), dim3(unsigned(blocks)), dim3(K::threads), arguments,
+                       K::shared_bytes, reinterpret_cast<cudaStream_t>(on.stream));
   return error == cudaSuccess ? status{} : device_failure(K::name, error);
 }
 
@@ -87,7 +78,8 @@ status launch_persistent(on_cuda on, std::int64_t units, typename K::problem& p)
     return fail(status_code::unsupported, "the call needs ", units, " tiles, a launch takes at most 2147483647");
   int device = 0, multiprocessors = 0;
   cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (error != cudaSuccess) return device_failure(K::name, error);
   return start_blocks<K>(kernel_sm90a<K>, on, units < multiprocessors ? units : multiprocessors, p);
 }

@@ -1,9 +1,8 @@
 // delta = rowsum(dO * O) - dLSE and the LSE in log2 units, one pass over O and dO before the backward (Dao 2023,
-// algorithm 2, line 4). Eight lanes a row; a block does 32 rows of one (batch, head), each lane one. Where delta is
-// summed from P and dP instead (recomputes_delta), this pass leaves -dLSE of it.
+// algorithm 2, line 4). Eight lanes a row; a block does row_padding rows of one (batch, head), or a quarter of them.
+// Where delta is summed from P and dP instead (recomputes_delta), this pass leaves -dLSE of it.
 #pragma once
 
-#include "../instruction/dependent_launch.cuh"
 #include "backward_problem.cuh"
 
 namespace lanewise::sm80 {
@@ -16,7 +15,7 @@ class preprocess_kernel {
  public:
   static constexpr char const* name = "sm80 backward, row sums";
   static constexpr int threads = 256, shared_bytes = 0;
-  static constexpr int rows = threads / lanes_per_row, parts = int(row_padding) / rows;
+  static constexpr int rows = threads / lanes_per_row;
   struct problem {
     view<E const> o, d_o;
     view<float const> lse, d_lse;
@@ -26,26 +25,35 @@ class preprocess_kernel {
     std::uint32_t* cleared = nullptr;  ///< words of the workspace that the kernels after this one find 0
     std::int64_t cleared_count = 0;
   };
+  /// Blocks for row_padding rows. One after the other these rows take four times as long to come from memory, 4 us
+  /// more; of many blocks the memory has enough to do, and smaller ones take 8 of 500 us longer.
+  __host__ __device__ static int parts(problem const& p) {
+    return p.o.size.batch * p.o.size.heads * p.tiles < 1024 ? int(row_padding) / rows : 1;
+  }
   __host__ __device__ static std::int64_t units(problem const& p) {
-    return p.o.size.batch * p.o.size.heads * p.tiles * parts;
+    return p.o.size.batch * p.o.size.heads * p.tiles * parts(p);
   }
 
   __device__ preprocess_kernel(problem const& p, std::uint32_t) : p_(p) {}
 
   __device__ void run(std::int64_t unit) const {
-    gpu::let_next_kernel_start();
     for (std::int64_t w = unit * threads + threadIdx.x; w < p_.cleared_count; w += units(p_) * threads)
       p_.cleared[w] = 0;
-    std::int64_t const tile = unit / parts, bh = tile / p_.tiles, b = bh / p_.o.size.heads, h = bh % p_.o.size.heads;
-    std::int64_t const q = tile % p_.tiles * row_padding + unit % parts * rows + int(threadIdx.x) / lanes_per_row;
-    bool const inside = q < p_.o.size.sequence;
-    float sum = inside && !recomputes_delta<C> ? dot(p_.o.row(b, q, h), p_.d_o.row(b, q, h)) : 0.f;
+    int const parts_of_tile = parts(p_), rows_of_part = int(row_padding) / parts_of_tile;
+    std::int64_t const tile = unit / parts_of_tile, bh = tile / p_.tiles, b = bh / p_.o.size.heads,
+                       h = bh % p_.o.size.heads;
+    std::int64_t const first = tile % p_.tiles * row_padding + unit % parts_of_tile * rows_of_part;
+    for (int r = int(threadIdx.x) / lanes_per_row; r < rows_of_part; r += rows) {
+      std::int64_t const q = first + r;
+      bool const inside = q < p_.o.size.sequence;
+      float sum = inside && !recomputes_delta<C> ? dot(p_.o.row(b, q, h), p_.d_o.row(b, q, h)) : 0.f;
 #pragma unroll
-    for (int step = 1; step < lanes_per_row; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    if (int(threadIdx.x) % lanes_per_row != 0) return;
-    std::int64_t const at = bh * p_.tiles * row_padding + q;
-    p_.row.delta[at] = inside && p_.d_lse ? sum - *p_.d_lse.row(b, q, h) : sum;
-    p_.row.base[at] = inside ? softmax::backward_base_of(*p_.lse.row(b, q, h)) : 0.f;
+      for (int step = 1; step < lanes_per_row; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+      if (int(threadIdx.x) % lanes_per_row != 0) continue;
+      std::int64_t const at = bh * p_.tiles * row_padding + q;
+      p_.row.delta[at] = inside && p_.d_lse ? sum - *p_.d_lse.row(b, q, h) : sum;
+      p_.row.base[at] = inside ? softmax::backward_base_of(*p_.lse.row(b, q, h)) : 0.f;
+    }
   }
 
  private:

@@ -18,7 +18,6 @@
 
 #include "../../softmax.hpp"
 #include "../instruction/bulk.cuh"
-#include "../instruction/dependent_launch.cuh"
 #include "../instruction/mbarrier.cuh"
 #include "../instruction/tma.cuh"
 #include "../instruction/warpgroup.cuh"
@@ -88,7 +87,7 @@ class backward_kernel {
     std::int64_t rows;  ///< padded rows of a head in `row`
     gpu::row_values row;
     float* sums;           ///< query_sums of every query tile; null: dQ is not wanted
-    std::uint32_t* turns;  ///< of every query tile, 1 + the key tile added last; all 0 before the launch
+    std::uint32_t* turns;  ///< of every piece of a query tile, 1 + the key tile added last; all 0 before the launch
     std::uint32_t* drawn;  ///< numbers drawn by blocks so far; 0 before the launch
     __host__ __device__ std::int64_t query_tile_index(std::int64_t batch, std::int64_t head, std::int64_t i) const {
       return (batch * key_heads * ratio + head) * tiles.q_tiles() + i;
@@ -128,7 +127,7 @@ class backward_kernel {
             row,
             sums,
             turns,
-            turns + query_tiles(a.q.size)};
+            turns + query_sums::words(query_tiles(a.q.size)) - 1};
   }
   /// False where the copy engine cannot walk a view.
   static bool encode_maps(problem& p, backward_args<C> const& a) {
@@ -160,9 +159,10 @@ class backward_kernel {
     if (warp < 4) {
       gpu::lower_registers<24>();
       if (warp == 0 && gpu::elect_one()) copy();
+      int const piece = int(threadIdx.x % 32);
       if (p_.sums)
         for (int stage = 0; stage < stages; ++stage)
-          if (warp == 1 + stage && gpu::elect_one()) add_to_sums(stage);
+          if (warp == 1 + stage && piece < query_sums::pieces) add_to_sums(stage, piece);
     } else {
       gpu::raise_registers<240>();
       compute(warp / 4 - 1);
@@ -174,8 +174,6 @@ class backward_kernel {
   static __device__ bool leads() { return threadIdx.x % 32 == 0; }
 
   __device__ void prepare() {
-    gpu::let_next_kernel_start();
-    gpu::await_kernel_before();
     // Numbers only order blocks: what each computes, and the order of every sum, are the key tile's own. Without query
     // tiles nothing has cleared the count.
     std::int32_t const number = std::int32_t(p_.tiles.q > 0 ? atomicAdd(p_.drawn, 1u) : blockIdx.x);
@@ -187,7 +185,8 @@ class backward_kernel {
     for (int i = 0; i < stages; ++i) {
       gpu::mbarrier_init(at(s_.full_q[i]), 1), gpu::mbarrier_init(at(s_.empty_q[i]), computing_warps);
       gpu::mbarrier_init(at(s_.full_d_o[i]), 1), gpu::mbarrier_init(at(s_.empty_d_o[i]), computing_warps);
-      gpu::mbarrier_init(at(s_.full_sums[i]), computing_warps), gpu::mbarrier_init(at(s_.empty_sums[i]), 1);
+      gpu::mbarrier_init(at(s_.full_sums[i]), computing_warps),
+          gpu::mbarrier_init(at(s_.empty_sums[i]), query_sums::pieces);
     }
     for (std::uint64_t& slot : s_.planned) gpu::mbarrier_init(at(slot), 1);
     gpu::mbarrier_init_fence();
@@ -292,29 +291,31 @@ class backward_kernel {
   // The adding warps, one for each stage: while one waits for the end of its addition, a microsecond or more, the other
   // adds dQ of the next step. At head dim 128 a computing warp waited 7 % of its time for a single one.
 
-  /// dQ of the steps of a stage to the workspace: after the next earlier key tile that visits the same query tile, and
-  /// before the next later one, which is released when all of this one's has been written.
-  __device__ void add_to_sums(int stage) const {
+  /// A piece of dQ of the steps of a stage to the workspace: after the next earlier key tile that visits the same query
+  /// tile, and before the next later one, which is released when all of this one's has been written.
+  __device__ void add_to_sums(int stage, int piece) const {
     static_assert(stages == 2, "the step between two of a stage may be the last one");
     for (std::uint32_t number = std::uint32_t(stage);; number += stages) {
       if (number > 0 && planned(number - 1).is(query_step::last | query_step::end)) return;
       query_step const step = planned(number);
       if (step.is(query_step::end)) return;
       std::int64_t const index = p_.query_tile_index(s_.batch, step.head, step.i());
-      float* const to = p_.sums + index * (query_sums::bytes / int(sizeof(float)));
+      float* const to = p_.sums + (index * query_sums::bytes + piece * query_sums::piece_bytes) / int(sizeof(float));
+      std::uint32_t* const turn = p_.turns + index * query_sums::pieces + piece;
+      std::uint32_t const from = sums_address(stage) + std::uint32_t(piece * query_sums::piece_bytes);
       gpu::mbarrier_wait(at(s_.full_sums[stage]), ring::parity(number));
       gpu::async_proxy_fence();  // here instead of in all 256 threads that wrote: 2 to 6 % of the kernel
       if (step.before < 0) {
-        gpu::bulk_store(to, sums_address(stage), query_sums::bytes);
+        gpu::bulk_store(to, from, query_sums::piece_bytes);
       } else {
-        gpu::await_turn(p_.turns + index, std::uint32_t(step.before + 1));
-        gpu::bulk_add(to, sums_address(stage), query_sums::bytes);
+        gpu::await_turn(turn, std::uint32_t(step.before + 1));
+        gpu::bulk_add(to, from, query_sums::piece_bytes);
       }
       gpu::bulk_commit();
       gpu::bulk_wait_read();
       gpu::mbarrier_arrive(at(s_.empty_sums[stage]));
       gpu::bulk_wait_written();
-      gpu::pass_turn(p_.turns + index, std::uint32_t(s_.j + 1));
+      gpu::pass_turn(turn, std::uint32_t(s_.j + 1));
       if (step.is(query_step::last)) return;
     }
   }

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "../../schedule.hpp"
-#include "../instruction/dependent_launch.cuh"
 #include "../launch.cuh"
 #include "../tile/store.cuh"
 #include "backward_tiles.hpp"
@@ -40,7 +39,6 @@ class gradient_sums_kernel {
   __device__ gradient_sums_kernel(problem const& p, std::uint32_t) : p_(p) {}
 
   __device__ void run(std::int64_t unit) const {
-    gpu::await_kernel_before();
     if (unit < p_.of_keys) sum_shares(unit);
     else if constexpr (has_backward<C>) convert_queries(unit - p_.of_keys);
   }

@@ -62,6 +62,11 @@ struct query_sums {
   static constexpr int part = 64 * 64;
   static constexpr int parts = 2;
   static constexpr int bytes = parts * part * int(sizeof(float));  ///< of a query tile
+  /// Pieces that are added, and take turns, by themselves: a turn lasts until a piece is written and seen, and the last
+  /// of n key tiles ends n - 1 turns after the first. With few steps four pieces save 1 to 2 us of 40, eight no more.
+  static constexpr int pieces = 4, piece_bytes = bytes / pieces;
+  /// Of a call: a word for each piece, and the count of blocks.
+  static std::int64_t words(std::int64_t query_tiles) { return query_tiles * pieces + 1; }
   static constexpr int thread_stride = 4, block_stride = 128 * thread_stride;
 };
 

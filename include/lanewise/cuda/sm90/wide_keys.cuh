@@ -11,7 +11,6 @@
 #pragma once
 
 #include "../instruction/bulk.cuh"
-#include "../instruction/dependent_launch.cuh"
 #include "../instruction/mbarrier.cuh"
 #include "../instruction/tma.cuh"
 #include "../instruction/warpgroup.cuh"
@@ -148,8 +147,6 @@ class wide_key_kernel {
   }
 
   __device__ void prepare() {
-    gpu::let_next_kernel_start();
-    gpu::await_kernel_before();
     if (p_.tiles.q > 0)
       gpu::tma_prefetch_map(p_.k), gpu::tma_prefetch_map(p_.v), gpu::tma_prefetch_map(p_.q),
           gpu::tma_prefetch_map(p_.d_o);

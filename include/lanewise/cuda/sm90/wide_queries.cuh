@@ -10,7 +10,6 @@
 // width / 2, S and dP 32 each, dS 16.
 #pragma once
 
-#include "../instruction/dependent_launch.cuh"
 #include "../instruction/mbarrier.cuh"
 #include "../instruction/tma.cuh"
 #include "../instruction/warpgroup.cuh"
@@ -123,7 +122,6 @@ class wide_query_kernel {
   }
 
   __device__ void prepare() {
-    gpu::await_kernel_before();
     if (p_.tiles.k > 0)
       gpu::tma_prefetch_map(p_.k), gpu::tma_prefetch_map(p_.v), gpu::tma_prefetch_map(p_.q),
           gpu::tma_prefetch_map(p_.d_o);
