@@ -162,8 +162,8 @@ struct backward_calls {
   template <class K>
   status gradients_sm90(typename K::problem& p) const {
     status done = row_sums(p.turns, sm90::query_sums::words(K::query_tiles(a.q.size)));
-    if (done && (a.d_q || a.d_k || a.d_v)) done = start_blocks<K>(kernel_sm90a<K>, on, p.shares.blocks(), p);
-    if (done) done = add_sums<K>(p, a.d_q, p.sums);
+    if (done && (a.d_q || a.d_k || a.d_v)) done = start_blocks<K>(kernel_sm90a<K>, on, p.blocks(), p);
+    if (done && !p.writes_queries()) done = add_sums<K>(p, a.d_q, p.sums);
     return done;
   }
   /// The same above head dim 128; `keys` and `queries` have their maps.

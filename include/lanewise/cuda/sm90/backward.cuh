@@ -31,6 +31,7 @@
 #include "backward_tiles.hpp"
 #include "hidden_rows.cuh"
 #include "share_store.cuh"
+#include "write_queries.cuh"
 
 namespace lanewise::sm90 {
 
@@ -74,21 +75,25 @@ class backward_kernel {
 
   struct problem {
     CUtensorMap q, k, v, d_o;
-    view<G> d_k, d_v;
+    view<G> d_q, d_k, d_v;
     F f;
     gpu::score_scale scale;
     float plain_scale;
-    bool accumulate, aligned;
+    bool accumulate, aligned, aligned_queries;  ///< d_k and d_v; d_q
     tiling tiles;
     key_order order;
     key_shares shares;
     key_sums<C> key_room;  ///< of shared key tiles
+    block_line line;       ///< where none are shared
     std::int32_t key_heads, ratio;
     std::int64_t rows;  ///< padded rows of a head in `row`
     gpu::row_values row;
     float* sums;           ///< query_sums of every query tile; null: dQ is not wanted
     std::uint32_t* turns;  ///< of every piece of a query tile, 1 + the key tile added last; all 0 before the launch
     std::uint32_t* drawn;  ///< numbers drawn by blocks so far; 0 before the launch
+    /// Key tiles that are not shared have dQ written in the same launch.
+    __host__ __device__ bool writes_queries() const { return shares.count == 1; }
+    std::int64_t blocks() const { return writes_queries() ? line.count() : shares.blocks(); }
     __host__ __device__ std::int64_t query_tile_index(std::int64_t batch, std::int64_t head, std::int64_t i) const {
       return (batch * key_heads * ratio + head) * tiles.q_tiles() + i;
     }
@@ -106,10 +111,12 @@ class backward_kernel {
                             std::uint32_t* turns, key_shares const& shares, key_sums<C> key_room) {
     tiling const tiles = tiles_of(a.q.size, a.k.size);
     std::int32_t const ratio = head_ratio(a.q.size, a.k.size);
+    key_order const order = key_order_of(tiles, a.k.size, heads_in_step<C>);
     return {{},
             {},
             {},
             {},
+            a.d_q,
             a.d_k,
             a.d_v,
             f,
@@ -117,10 +124,12 @@ class backward_kernel {
             a.scale,
             a.accumulate,
             gpu::aligned_to_16(a.d_k) && gpu::aligned_to_16(a.d_v),
+            gpu::aligned_to_16(a.d_q),
             tiles,
-            key_order_of(tiles, a.k.size, heads_in_step<C>),
+            order,
             shares,
             key_room,
+            block_line_of(order, tiles.q_tiles(), ratio, sums != nullptr),
             std::int32_t(a.k.size.heads),
             ratio,
             gpu::padded_rows(a.q.size.sequence),
@@ -145,6 +154,7 @@ class backward_kernel {
     std::int32_t j, batch, key_head;  ///< this block's key tile; read again where needed, to hold no registers
     key_shares::place place;          ///< this block's part of the line
     std::int32_t shares;              ///< of its key tile
+    block_line::place writer;         ///< where it writes dQ instead
   };
 
   __device__ backward_kernel(problem const& p, std::uint32_t shared, signals& s)
@@ -158,6 +168,7 @@ class backward_kernel {
     int const warp = __shfl_sync(0xffffffffu, int(threadIdx.x / 32), 0);
     if (warp < 4) {
       gpu::lower_registers<24>();
+      if (s_.writer.writes) return;
       if (warp == 0 && gpu::elect_one()) copy();
       int const piece = int(threadIdx.x % 32);
       if (p_.sums)
@@ -165,7 +176,8 @@ class backward_kernel {
           if (warp == 1 + stage && piece < query_sums::pieces) add_to_sums(stage, piece);
     } else {
       gpu::raise_registers<240>();
-      compute(warp / 4 - 1);
+      if (s_.writer.writes) write(warp / 4 - 1);
+      else compute(warp / 4 - 1);
     }
   }
 
@@ -177,9 +189,6 @@ class backward_kernel {
     // Numbers only order blocks: what each computes, and the order of every sum, are the key tile's own. Without query
     // tiles nothing has cleared the count.
     std::int32_t const number = std::int32_t(p_.tiles.q > 0 ? atomicAdd(p_.drawn, 1u) : blockIdx.x);
-    if (p_.tiles.q > 0)
-      gpu::tma_prefetch_map(p_.k), gpu::tma_prefetch_map(p_.v), gpu::tma_prefetch_map(p_.q),
-          gpu::tma_prefetch_map(p_.d_o);
     constexpr int computing_warps = 4 * groups;
     gpu::mbarrier_init(at(s_.full_keys), 1);
     for (int i = 0; i < stages; ++i) {
@@ -190,7 +199,18 @@ class backward_kernel {
     }
     for (std::uint64_t& slot : s_.planned) gpu::mbarrier_init(at(slot), 1);
     gpu::mbarrier_init_fence();
-    s_.place = p_.shares[number], s_.shares = p_.shares.shares_of(s_.place.tile);
+    s_.writer = {0, 0, false};
+    if (p_.writes_queries()) {
+      block_line::place const here = p_.line[number];
+      s_.writer = here;
+      if (here.writes) return;
+      s_.place = {std::int32_t(here.section * p_.line.keys) + here.index, 0}, s_.shares = 1;
+    } else {
+      s_.place = p_.shares[number], s_.shares = p_.shares.shares_of(s_.place.tile);
+    }
+    if (p_.tiles.q > 0)
+      gpu::tma_prefetch_map(p_.k), gpu::tma_prefetch_map(p_.v), gpu::tma_prefetch_map(p_.q),
+          gpu::tma_prefetch_map(p_.d_o);
     key_order::place const to = p_.order[s_.place.tile];
     s_.j = to.tile, s_.batch = to.head / p_.key_heads, s_.key_head = to.head - s_.batch * p_.key_heads;
     s_.next_head = end_of_group(), s_.next_i = p_.tiles.q_tiles();
@@ -317,6 +337,31 @@ class backward_kernel {
       gpu::bulk_wait_written();
       gpu::pass_turn(turn, std::uint32_t(s_.j + 1));
       if (step.is(query_step::last)) return;
+    }
+  }
+
+  // The blocks that write dQ.
+
+  /// Query tiles of a section, the last ones of all its heads first, as they are completed: by one warpgroup a part of
+  /// 64 rows, or every other tile.
+  __device__ void write(int group) const {
+    std::int32_t const first_head = s_.writer.section * p_.order.section, left = p_.order.heads - first_head,
+                       heads = (left < p_.order.section ? left : p_.order.section) * p_.ratio;
+    constexpr int row_parts = size.rows / 64, step = groups / row_parts;
+    std::int64_t const first = std::int64_t(s_.writer.index) * tiles_of_writer;
+    for (std::int64_t x = first + group / row_parts; x < first + tiles_of_writer; x += step) {
+      std::int32_t const i = p_.tiles.q_tiles() - 1 - std::int32_t(x / heads), h = std::int32_t(x % heads);
+      if (i < 0) return;
+      std::int32_t const key_head = first_head + h / p_.ratio, b = key_head / p_.key_heads,
+                         head = (key_head - b * p_.key_heads) * p_.ratio + h % p_.ratio;
+      std::int64_t const index = p_.query_tile_index(b, head, i);
+      std::int32_t const last = previous_key_tile(p_.f, p_.tiles, b, head, i, p_.tiles.k_tiles());
+      if (last >= 0)
+        for (int piece = 0; piece < query_sums::pieces; ++piece)
+          gpu::await_turn(p_.turns + index * query_sums::pieces + piece, std::uint32_t(last + 1));
+      write_queries<C>(p_.d_q, p_.tiles.tile(b, head, i, 0), group % row_parts,
+                       last < 0 ? nullptr : p_.sums + index * (query_sums::bytes / int(sizeof(float))),
+                       int(threadIdx.x % 128), p_.plain_scale, p_.aligned_queries, p_.accumulate);
     }
   }
 

@@ -7,6 +7,7 @@
 #include "../launch.cuh"
 #include "../tile/store.cuh"
 #include "backward_tiles.hpp"
+#include "write_queries.cuh"
 
 namespace lanewise::sm90 {
 
@@ -77,24 +78,11 @@ class gradient_sums_kernel {
     std::int64_t const tile = unit / row_parts, bh = tile / p_.tiles.q_tiles();
     std::int32_t const i = std::int32_t(tile - bh * p_.tiles.q_tiles()), part = std::int32_t(unit - tile * row_parts);
     std::int32_t const b = std::int32_t(bh / p_.d_q.size.heads), h = std::int32_t(bh - b * p_.d_q.size.heads);
-    block const t = p_.tiles.tile(b, h, i, 0);
-    int const row = 64 * part, valid = t.q_end - t.q_begin - row;
-    if (valid <= 0) return;
-
-    gpu::accumulators<1, n> sum;
-    gpu::clear<1, n>(sum);
     // A query tile that no key tile visits has no sums.
-    if (next_key_tile(p_.f, p_.tiles, b, h, i, -1) < p_.tiles.k_tiles()) {
-      float const* const from =
-          p_.sums + (tile * query_sums::parts + part) * query_sums::part + int(threadIdx.x) * query_sums::thread_stride;
-#pragma unroll
-      for (int j = 0; j < n; ++j) {
-        float4 const* const four =
-            reinterpret_cast<float4 const*>(from + j / 8 * query_sums::part + j % 8 * query_sums::block_stride);
-        sum[0][j] = {{four->x, four->y, four->z, four->w}};
-      }
-    }
-    put(sum, p_.d_q.row(b, t.q_begin + row, h), p_.d_q.stride.sequence, valid, p_.scale);
+    bool const visited = next_key_tile(p_.f, p_.tiles, b, h, i, -1) < p_.tiles.k_tiles();
+    write_queries<C>(p_.d_q, p_.tiles.tile(b, h, i, 0), part,
+                     visited ? p_.sums + tile * (query_sums::bytes / int(sizeof(float))) : nullptr, int(threadIdx.x),
+                     p_.scale, p_.aligned, p_.accumulate);
   }
 
   __device__ void put(gpu::accumulators<1, n> const& sum, G* to, std::int64_t stride, int valid, float scale) const {

@@ -119,6 +119,45 @@ constexpr key_order key_order_of(tiling const& t, extents k, std::int64_t most) 
                      each = sections ? (heads + sections - 1) / sections : 1;
   return {t.k_tiles(), std::int32_t(heads), std::int32_t(each)};
 }
+/// The blocks of a call in one line: of a section (key_order) first those that walk for its key tiles; behind those of
+/// the section after it, when its sums of dQ are complete or nearly so and still in L2, those that write its dQ. None
+/// waits for a block behind it.
+struct block_line {
+  std::int64_t keys, last_keys;  ///< key tiles of a section, of the last one
+  std::int64_t writers;          ///< blocks that write dQ of a section
+  std::int32_t sections;
+
+  struct place {
+    std::int32_t section, index;  ///< index: of the key tile in its section, or of the writer
+    bool writes;
+  };
+  LANEWISE_HD constexpr std::int64_t count() const {
+    return sections == 0 ? 0 : (sections - 1) * keys + last_keys + sections * writers;
+  }
+  LANEWISE_HD constexpr place operator[](std::int64_t x) const {
+    std::int64_t const first = sections == 1 ? last_keys : keys, both = keys + writers;
+    if (x < first) return {0, std::int32_t(x), false};
+    x -= first;
+    if (sections == 1) return {0, std::int32_t(x), true};
+    std::int32_t s = std::int32_t(1 + x / both);
+    if (s > sections - 1) s = sections - 1;
+    std::int64_t const y = x - (s - 1) * both, own = s == sections - 1 ? last_keys : keys;
+    if (y < own) return {s, std::int32_t(y), false};
+    if (y < own + writers) return {s - 1, std::int32_t(y - own), true};
+    return {s, std::int32_t(y - own - writers), true};
+  }
+};
+/// A writer does 8 query tiles, 256 KiB of sums, so that its start is little beside them. `ratio` query heads a key
+/// head.
+inline constexpr std::int32_t tiles_of_writer = 8;
+constexpr block_line block_line_of(key_order const& order, std::int64_t query_tiles, std::int64_t ratio, bool writes) {
+  if (order.heads == 0) return {0, 0, 0, 0};
+  std::int64_t const section = order.section, sections = (order.heads + section - 1) / section,
+                     last = order.heads - (sections - 1) * section;
+  std::int64_t const writers = (section * ratio * query_tiles + tiles_of_writer - 1) / tiles_of_writer;
+  return {section * order.tiles, last * order.tiles, writes ? writers : 0, std::int32_t(sections)};
+}
+
 /// Where blocks walk a head each at its own pace: what fits 32 MiB of L2.
 constexpr std::int64_t heads_in_l2(std::int64_t bytes_of_head) {
   return (std::int64_t(32) << 20) / (bytes_of_head + 1) + 1;
