@@ -1,5 +1,5 @@
 // delta = rowsum(dO * O) - dLSE and the LSE in log2 units, one pass over O and dO before the backward (Dao 2023,
-// algorithm 2, line 4). Eight lanes a row; a block does 32 rows of one (batch, head), each lane one. Where delta is
+// algorithm 2, line 4). Eight lanes a row; a block does 32 rows of one (batch, head). Where delta is
 // summed from P and dP instead (recomputes_delta), this pass leaves -dLSE of it.
 #pragma once
 

@@ -523,6 +523,7 @@ class backward_kernel {
         {to.row(s_.batch, t.k_begin, s_.key_head), to.stride.sequence, t.k_end - t.k_begin, p_.aligned, p_.accumulate},
         first_row(group), from, factor);
   }
+
   problem const& p_;
   signals& s_;
   key_tile k_, v_;

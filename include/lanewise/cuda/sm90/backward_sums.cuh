@@ -103,6 +103,7 @@ class gradient_sums_kernel {
     float const factor[1][2] = {{scale, scale}};
     gpu::store_rows<d, G>({to, stride, valid, p_.aligned, p_.accumulate}, int(threadIdx.x / 32) * 16, sum, factor);
   }
+
   problem const& p_;
 };
 
