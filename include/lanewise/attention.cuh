@@ -9,6 +9,9 @@
 // allocates nothing, waits for nothing, and may be captured into a CUDA graph.
 #pragma once
 
+#include <optional>
+#include <type_traits>
+
 #include "attention.hpp"
 #include "cuda/device.hpp"
 #include "cuda/launch.cuh"
@@ -256,13 +259,18 @@ status run_backward(on_cuda on, backward_args<C> const& a, F const& f, workspace
   sm90::key_sums<C> const key_room =
       sm90::key_sums<C>::in(reinterpret_cast<float*>(at(room.key_sums)), room.wgmma_shares, grads);
   if constexpr (sm90::has_backward<C>) {
-    using kernel = sm90::backward_kernel<C, T, F>;
-    typename kernel::problem p =
-        kernel::problem_of(a, f, run.row, a.d_q ? sums : nullptr, reinterpret_cast<std::uint32_t*>(at(room.turns)),
-                           room.wgmma_shares, key_room);
-    if (image == sm90a_image::runs && kernel::encode_maps(p, a)) {
+    auto const run_where_walkable = [&]<bool sharing>(std::bool_constant<sharing>) -> std::optional<status> {
+      using kernel = sm90::backward_kernel<C, T, F, sharing>;
+      typename kernel::problem p =
+          kernel::problem_of(a, f, run.row, a.d_q ? sums : nullptr, reinterpret_cast<std::uint32_t*>(at(room.turns)),
+                             room.wgmma_shares, key_room);
+      if (!kernel::encode_maps(p, a)) return std::nullopt;
       return run.finish_sm90(run.template gradients_sm90<kernel>(p));
-    }
+    };
+    if (image == sm90a_image::runs)
+      if (auto const done = room.wgmma_shares.count > 1 ? run_where_walkable(std::true_type{})
+                                                        : run_where_walkable(std::false_type{}))
+        return *done;
   }
   if constexpr (sm90::has_wide_backward<C>) {
     using keys = sm90::wide_key_kernel<C, T, F>;

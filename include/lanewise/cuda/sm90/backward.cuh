@@ -44,7 +44,9 @@ struct query_step {
   __device__ bool is(std::int32_t flag) const { return (word & flag) != 0; }
 };
 
-template <config C, tuning T, class F>
+/// `sharing`: some key tiles' walks are dealt out to several blocks. As an instance of its own, since asking for shares
+/// while the walk is planned cost 4 % of the kernel where there are none.
+template <config C, tuning T, class F, bool sharing = false>
 class backward_kernel {
   using E = element<C>;
   using G = gradient<C>;
@@ -191,7 +193,8 @@ class backward_kernel {
     }
     for (std::uint64_t& slot : s_.planned) gpu::mbarrier_init(at(slot), 1);
     gpu::mbarrier_init_fence();
-    s_.place = p_.shares[number], s_.shares = p_.shares.shares_of(s_.place.tile);
+    s_.place = sharing ? p_.shares[number] : key_shares::place{number, 0};
+    s_.shares = p_.shares.shares_of(s_.place.tile);
     key_order::place const to = p_.order[s_.place.tile];
     s_.j = to.tile, s_.batch = to.head / p_.key_heads, s_.key_head = to.head - s_.batch * p_.key_heads;
     s_.next_head = end_of_group(), s_.next_i = p_.tiles.q_tiles();
@@ -202,24 +205,27 @@ class backward_kernel {
 
   // The walk, by one thread: the first of the computing ones, which have the registers for it while S is computed.
 
+  __device__ std::int32_t shares() const { return sharing ? s_.shares : 1; }
   __device__ std::int32_t end_of_group() const { return (s_.key_head + 1) * p_.ratio; }
   __device__ std::int32_t next_visitor(std::int32_t i, std::int32_t h) const {
-    while (h < end_of_group() && cover_of(p_.f, p_.tiles.tile(s_.batch, h, i, s_.j)) == cover::empty) h += s_.shares;
+    while (h < end_of_group() && cover_of(p_.f, p_.tiles.tile(s_.batch, h, i, s_.j)) == cover::empty) h += shares();
     return h;
   }
   /// To the next head of the group that visits the same query tile, else to the next lower tile that any of them does.
   __device__ void advance() {
-    std::int32_t i = s_.next_i, h = next_visitor(i, s_.next_head + s_.shares);
-    while (h >= end_of_group() && i >= 0) {
+    std::int32_t i = s_.next_i, h = next_visitor(i, s_.next_head + shares());
+    bool found = h < end_of_group();
+    while (!found) {
       std::int32_t const above = i;
       i = -1;
       for (std::int32_t g = end_of_group(); g-- > s_.key_head * p_.ratio;) {
         std::int32_t const below = previous_query_tile(p_.f, p_.tiles, s_.batch, g, above, s_.j);
         if (below >= i) i = below, h = g;
       }
-      if (s_.shares > 1 && i >= 0)
-        if (std::int32_t const others = heads_to_own(i, p_.ratio, h, s_.place.share, s_.shares); others > 0)
+      if (shares() > 1 && i >= 0)
+        if (std::int32_t const others = heads_to_own(i, p_.ratio, h, s_.place.share, shares()); others > 0)
           h = next_visitor(i, h + others);
+      found = !sharing || i < 0 || h < end_of_group();
     }
     s_.next_head = h, s_.next_i = i;
   }
@@ -516,7 +522,7 @@ class backward_kernel {
   __device__ __forceinline__ void store(view<G> const& to, float* room, key_gradient const& from, int group,
                                         float scale) const {
     if (!to) return;
-    if (s_.shares > 1) return leave_share<C>(room, p_.shares, s_.place, group, from);
+    if (shares() > 1) return leave_share<C>(room, p_.shares, s_.place, group, from);
     block const t = p_.tiles.tile(s_.batch, 0, 0, s_.j);
     float const factor[1][2] = {{scale, scale}};
     gpu::store_rows<d, G>(

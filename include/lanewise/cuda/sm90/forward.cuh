@@ -1,7 +1,7 @@
 // Flash attention forward on wgmma and TMA (Shah et al. 2024, algorithms 1 and 2), sm_90a.
 //
 // A block stays on its multiprocessor and walks the query tiles that the schedule gives it. One warp copies: it says
-// which key tile comes next and starts its transfer. Two or three warpgroups compute, 64 query rows each:
+// which key tile comes next and starts its transfer. Two to four warpgroups compute, 64 query rows each:
 //   S = Q K^T,  P = 2^(S - b),  l = l + rowsum(P),  O = O + P V
 // While the softmax of a key tile is computed, O += P V of the tile before it runs. The base b of a row is set from the
 // maximum of the first key tile that it sees and kept; only where some P grows past a bound, which one bit of each
@@ -582,7 +582,7 @@ class forward_kernel {
     if (!has_score<F> && !step.is(stream_step::partial | stream_step::ragged)) return;
     // 160 registers do not hold what two need; a score stands in every place that asks for it, and beside one a look at
     // the edges is little.
-    constexpr bool one_path = has_score<F> ? !has_mask<F> : size.consumers() == 3;
+    constexpr bool one_path = has_score<F> ? !has_mask<F> : size.consumers() > 2;
     gpu::apply_variant<gpu::rows_are::queries>(s, no_raw, p_.f, tile_of(step), r.row(),
                                                step.is(stream_step::partial) ? cover::partial : cover::full,
                                                one_path || step.is(stream_step::ragged), p_.scale);

@@ -26,9 +26,11 @@ struct forward_shape {
   int producer_registers;  ///< of the copying warpgroup
   LANEWISE_HD constexpr int consumers() const { return rows / 64; }
   constexpr int threads() const { return 128 * (1 + consumers()); }
-  /// The launch gives 168 a thread to three warpgroups, 128 to four; what the copying one gives away the others share.
+  /// The launch gives 168 a thread to three warpgroups, 128 to four, 96 to five; what the copying one gives away the
+  /// others share.
   LANEWISE_HD constexpr int consumer_registers() const {
-    return ((consumers() == 2 ? 168 : 128) * (1 + consumers()) - producer_registers) / consumers() / 8 * 8;
+    int const launched = consumers() == 2 ? 168 : consumers() == 3 ? 128 : 96;
+    return (launched * (1 + consumers()) - producer_registers) / consumers() / 8 * 8;
   }
   constexpr int shared_bytes(int slabs) const {
     return 128 * slabs * (query_buffers * rows + (key_buffers + value_buffers) * columns);
@@ -40,13 +42,13 @@ struct forward_shape {
 template <config C, tuning T, class F>
 constexpr forward_shape forward_tile() {
   constexpr int slabs = (C.head_dim + 63) / 64;
-  // A score, or a variant that holds pointers and so reads memory for every pair, takes registers; 160 hold only a mask
-  // of one number.
+  // A score, or a variant that holds pointers and so reads memory for every pair, takes registers; 160, and the 112 of
+  // four warpgroups, hold only a mask of one number.
   constexpr bool reads = alignof(F) >= alignof(void*), heavy = reads || has_score<F>;
   constexpr int producer = reads ? 56 : 40;
   forward_shape t{};
   // clang-format off
-  if (slabs == 1 && !heavy && sizeof(F) <= 4) t = {192, 128, 2, 4, 4, 32};    // 64 + 32 + 32 of 160; 2 x 24 + 8 x 16 = 176 KiB
+  if (slabs == 1 && !heavy && sizeof(F) <= 4) t = {256, 64, 2, 4, 4, 32};  // 32 + 16 + 32 of 112; 2 x 32 + 8 x 8 = 128 KiB
   else if (slabs == 1) t = {128, 128, 2, 4, 4, producer};   // 64 + 32 + 32 of 224; 2 x 16 + 8 x 16 = 160 KiB
   else if (slabs == 2 && !heavy && sizeof(F) <= 4) t = {192, 64, 2, 4, 4, 32};  // 32 + 16 + 64 of 160; 2 x 48 + 8 x 16 = 224 KiB
   else if (slabs == 2 && reads) t = {128, 112, 2, 2, 3, producer};  // 56 + 28 + 64; 2 x 32 + 5 x 28 = 204 KiB
@@ -72,8 +74,7 @@ constexpr forward_shape forward_tile_of_few_keys() {
   constexpr forward_shape t = forward_tile<C, T, F>();
   constexpr bool tuned = T.sm90_forward != tile{};
   if (!has_mask<F> || tuned) return t;
-  if (t.rows == 192 && t.columns == 128) return {128, 128, 2, 4, 4, 40};                     // 160 KiB
-  if (C.head_dim > 192 && t.columns == 80) return {128, 64, 1, 2, 3, t.producer_registers};  // width 256: 224 KiB
+  if (C.head_dim > 192 && t.columns == 80) return {128, 64, 1, 2, 3, t.producer_registers};  // 224 KiB
   return t;
 }
 inline constexpr std::int64_t few_keys = 1024;
