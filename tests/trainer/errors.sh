@@ -57,7 +57,7 @@ grep -qE "est [0-9.]+ MiB, free 10000000.0 MiB, reserve 0.0 MiB: the $who refuse
 
 expect 7 "error: attn-unsupported: dispatch: 48 is not among the values that this program was compiled for: 32 64 128" "${quick[@]}" --head-dim 48
 library=BLAS
-[ "$device" = cpu ] || library=cuBLAS
+[ "$device" = cpu ] || library=cuBLASLt
 expect 0 "attention: materialised softmax on $library" "${quick[@]}" --head-dim 48 --attn exact
 expect 10 "error: out-exists: lanewise-train-out holds a run" "$train" lm --preset tiny --steps 3
 expect 11 "error: loss-not-finite: step 2: " "${quick[@]}" --lr 1e30

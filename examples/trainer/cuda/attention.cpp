@@ -1,4 +1,4 @@
-// Attention sites on the GPU: flash through lanewise's instances, exact through cuBLAS (attention_exact.cu).
+// Attention sites on the GPU: flash through lanewise's instances, exact through cuBLASLt (attention_exact.cu).
 #include <lanewise/attention.hpp>
 
 #include "cuda_ops.hpp"

@@ -63,7 +63,7 @@ batched_matrix<T> heads(lanewise::view<T> const& x, std::int64_t b, std::int64_t
   return {x.row(b, 0, first), x.stride.sequence, every * x.stride.heads};
 }
 
-constexpr char const* exact_name = "materialised softmax on cuBLAS";
+constexpr char const* exact_name = "materialised softmax on cuBLASLt";
 
 }  // namespace
 }  // namespace gpu

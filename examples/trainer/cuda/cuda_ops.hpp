@@ -1,9 +1,8 @@
-// The ops on an NVIDIA GPU: matrix products through cuBLAS, attention through lanewise, the rest in fused kernels.
+// The ops on an NVIDIA GPU: matrix products through cuBLASLt, attention through lanewise, the rest in fused kernels.
 // Every call is queued on one stream; only a download waits. Every sum has an order that the shape fixes, so that a run
 // gives the same bits again on the same kind of GPU.
 #pragma once
 
-#include <cublas_v2.h>
 #include <cuda_runtime.h>
 
 #include <lanewise/attention.hpp>
@@ -11,39 +10,20 @@
 #include <string>
 
 #include "device.hpp"
+#include "matmul.hpp"
 
 namespace trainer {
 
 /// Where queued work goes. Null: nowhere, for planning.
 struct cuda_queue {
   cudaStream_t stream = nullptr;
-  cublasHandle_t blas = nullptr;
+  matmul* products = nullptr;
 };
 
 /// Throws with the error's text; `what` failed.
 inline void require(cudaError_t error, char const* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
-inline void require(cublasStatus_t status, char const* what) {
-  if (status != CUBLAS_STATUS_SUCCESS)
-    throw std::runtime_error(std::string(what) + ": " + cublasGetStatusString(status));
-}
-
-/// `count` products of one shape: c [m, n] from a [m, k], or transposed [k, m], and b [k, n] or [n, k].
-struct product_shape {
-  transpose ta, tb;
-  std::int64_t m, n, k, count;
-};
-/// The matrices of one operand: rows lie `row` apart, the next matrix `step` further on.
-template <class T>
-struct batched_matrix {
-  T* data;
-  std::int64_t row, step;
-  batched_matrix(T* data, std::int64_t row, std::int64_t step) : data(data), row(row), step(step) {}
-  template <class U>
-  requires std::is_same_v<T, U const> batched_matrix(batched_matrix<U> const& m)
-      : data(m.data), row(m.row), step(m.step) {}
-};
 
 class cuda_ops final : public ops<float> {
  public:

@@ -1,4 +1,4 @@
-// The current NVIDIA GPU as a device: one stream, one cuBLAS handle with a workspace out of the plan.
+// The current NVIDIA GPU as a device: one stream, and products whose workspace comes out of the plan.
 #include "device.hpp"
 
 #include "cuda_dit_ops.hpp"
@@ -8,25 +8,19 @@
 namespace trainer {
 namespace {
 
-/// A stream and a cuBLAS handle on it, for as long as the run.
+/// A stream and the products queued on it, for as long as the run.
 class queue_owner {
  public:
-  queue_owner() {
-    require(cudaStreamCreateWithFlags(&queue_.stream, cudaStreamNonBlocking), "a stream");
-    require(cublasCreate(&queue_.blas), "cuBLAS");
-    require(cublasSetStream(queue_.blas, queue_.stream), "cuBLAS");
-    require(cublasSetAtomicsMode(queue_.blas, CUBLAS_ATOMICS_NOT_ALLOWED), "cuBLAS");
-  }
-  ~queue_owner() {
-    cublasDestroy(queue_.blas);
-    cudaStreamDestroy(queue_.stream);
-  }
+  queue_owner() { require(cudaStreamCreateWithFlags(&queue_.stream, cudaStreamNonBlocking), "a stream"); }
+  ~queue_owner() { cudaStreamDestroy(queue_.stream); }
   queue_owner(queue_owner const&) = delete;
   queue_owner& operator=(queue_owner const&) = delete;
   cuda_queue const& get() const { return queue_; }
+  void give_room(void* room, std::size_t bytes) { products_.give_room(room, bytes); }
 
  private:
-  cuda_queue queue_;
+  matmul products_;
+  cuda_queue queue_{nullptr, &products_};
 };
 
 class event_stopwatch final : public stopwatch {
@@ -105,7 +99,7 @@ class cuda_device final : public device {
   }
   /// What NVIDIA advises: 32 MiB on compute capability 9, 4 MiB before it.
   std::size_t room() const override { return std::size_t(target_.sm >= 90 ? 32 : 4) << 20; }
-  void give_room(void* room) override { require(cublasSetWorkspace(queue_.get().blas, room, this->room()), "cuBLAS"); }
+  void give_room(void* room) override { queue_.give_room(room, this->room()); }
   std::unique_ptr<stopwatch> make_stopwatch() const override {
     return std::make_unique<event_stopwatch>(queue_.get().stream);
   }

@@ -1,6 +1,5 @@
-// Matrix products through cuBLAS, and the copies. cuBLAS works in column-major order: a row-major c = a b is its
-// c^T = b^T a^T on the same memory, so the operands change places. It gives the same bits for the same shape, since one
-// stream with a workspace of its own runs every product and atomic sums are off.
+// Matrix products and the copies. The same shape gives the same bits: it always runs through the same algorithm, and
+// one stream runs every product.
 #include "cuda_ops.hpp"
 
 namespace trainer {
@@ -15,8 +14,6 @@ cublasComputeType_t compute_type(arithmetic how) {
   }
   return CUBLAS_COMPUTE_32F;
 }
-
-cublasOperation_t operation(transpose t) { return t == transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N; }
 
 }  // namespace
 
@@ -39,19 +36,14 @@ void cuda_ops::zero(std::int64_t count, float* x) const {
 void cuda_ops::batched_product(product_shape const& s, float alpha, batched_matrix<float const> a,
                                batched_matrix<float const> b, float beta, batched_matrix<float> c) const {
   if (planning() || s.m == 0 || s.n == 0 || s.count == 0) return;
-  require(cublasGemmStridedBatchedEx_64(queue_->blas, operation(s.tb), operation(s.ta), s.n, s.m, s.k, &alpha, b.data,
-                                        CUDA_R_32F, b.row, b.step, a.data, CUDA_R_32F, a.row, a.step, &beta, c.data,
-                                        CUDA_R_32F, c.row, c.step, s.count, compute_type(how_), CUBLAS_GEMM_DEFAULT),
-          "cuBLAS");
+  if (s.k == 0 && beta == 1) return;  // a layout of cuBLASLt has no zero
+  queue_->products->run(queue_->stream, s, compute_type(how_), alpha, a, b, beta, c);
 }
 
 void cuda_ops::product(transpose ta, transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
                        float const* a, std::int64_t lda, float const* b, std::int64_t ldb, float beta, float* c,
                        std::int64_t ldc) const {
-  if (planning() || m == 0 || n == 0) return;
-  require(cublasGemmEx_64(queue_->blas, operation(tb), operation(ta), n, m, k, &alpha, b, CUDA_R_32F, ldb, a,
-                          CUDA_R_32F, lda, &beta, c, CUDA_R_32F, ldc, compute_type(how_), CUBLAS_GEMM_DEFAULT),
-          "cuBLAS");
+  batched_product({ta, tb, m, n, k, 1}, alpha, {a, lda, 0}, {b, ldb, 0}, beta, {c, ldc, 0});
 }
 
 void cuda_ops::grouped_product(group_steps s, transpose ta, transpose tb, std::int64_t m, std::int64_t n,
@@ -89,11 +81,9 @@ rounded_needs cuda_ops::needs_of_rounded(std::int64_t rows, std::int64_t in, std
 void cuda_ops::rounded_product(transpose t, std::int64_t rows, std::int64_t n, std::int64_t k, lanewise::bf16 const* a,
                                lanewise::bf16 const* w, float beta, float* y) const {
   if (planning() || rows == 0 || n == 0) return;
-  float const one = 1;
-  require(cublasGemmEx_64(queue_->blas, operation(t), CUBLAS_OP_N, n, rows, k, &one, w, CUDA_R_16BF,
-                          t == transpose::yes ? k : n, a, CUDA_R_16BF, k, &beta, y, CUDA_R_32F, n, CUBLAS_COMPUTE_32F,
-                          CUBLAS_GEMM_DEFAULT),
-          "cuBLAS");
+  batched_matrix<lanewise::bf16 const> const left(a, k, 0), right(w, t == transpose::yes ? k : n, 0);
+  queue_->products->run(queue_->stream, {transpose::no, t, rows, n, k, 1}, CUBLAS_COMPUTE_32F, 1, left, right, beta,
+                        batched_matrix<float>(y, n, 0));
 }
 
 void cuda_ops::rounded_linear(std::int64_t rows, std::int64_t in, std::int64_t out, float const* x,
