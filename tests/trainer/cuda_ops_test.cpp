@@ -3,6 +3,7 @@
 #include <array>
 #include <type_traits>
 
+#include "cuda/cuda_ops.hpp"
 #include "ops_bench.hpp"
 
 using namespace trainer;
@@ -13,7 +14,62 @@ namespace {
 /// More than one piece, the last short.
 constexpr std::int64_t rows = 2 * row_grain + 5;
 
+/// Memory of the GPU's own, apart from any device and its plan.
+struct gpu_numbers {
+  float* data = nullptr;
+  explicit gpu_numbers(std::vector<float> const& x) {
+    require(cudaMalloc(&data, x.size() * sizeof(float)), "cudaMalloc");
+    require(cudaMemcpy(data, x.data(), x.size() * sizeof(float), cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+  ~gpu_numbers() { cudaFree(data); }
+  gpu_numbers(gpu_numbers const&) = delete;
+  std::vector<float> get(std::int64_t count) const {
+    std::vector<float> x(static_cast<std::size_t>(count));
+    require(cudaMemcpy(x.data(), data, x.size() * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    return x;
+  }
+};
+
 }  // namespace
+
+TEST_CASE("a form of product is searched for once, and every handle takes the same algorithm") {
+  constexpr std::int64_t m = 70, n = 45, k = 4099, count = 3, room_bytes = std::int64_t(4) << 20;  // a long sum is cut
+  std::vector<float> const a = test::normal<float>(count * m * k, 1), b = test::normal<float>(k * n, 2),
+                           c = test::normal<float>(count * m * n, 3);
+  std::vector<double> right(c.begin(), c.end());
+  for (std::int64_t row = 0; row < count * m; ++row)
+    for (std::int64_t column = 0; column < n; ++column) {
+      double sum = 0;
+      for (std::int64_t i = 0; i < k; ++i)
+        sum += double(a[std::size_t(row * k + i)]) * double(b[std::size_t(i * n + column)]);
+      right[std::size_t(row * n + column)] = 0.25 * sum - 2 * double(c[std::size_t(row * n + column)]);
+    }
+  gpu_numbers const left(a), shared(b), room(std::vector<float>(room_bytes / sizeof(float)));
+  auto const product = [&](matmul& by) {
+    gpu_numbers const sum(c);
+    by.run<float>(nullptr, {transpose::no, transpose::no, m, n, k, count}, CUBLAS_COMPUTE_32F, 0.25f,
+                  {left.data, k, m * k}, {shared.data, n, 0}, -2, {sum.data, n, m * n});
+    return sum.get(count * m * n);
+  };
+  matmul first, other;
+  std::vector<float> const roomless = product(first);
+  CHECK(test::relative_error(roomless, right) < 1e-6);
+  CHECK(first.searches() == 1);
+  first.give_room(room.data, room_bytes);
+  other.give_room(room.data, room_bytes);
+  CHECK(first.searches() == 0);  // what was chosen without a room is forgotten
+  std::vector<float> const y = product(first);
+  CHECK(test::relative_error(y, right) < 1e-6);
+  CHECK(product(first) == y);
+  CHECK(first.searches() == 1);
+  CHECK(product(other) == y);
+  first.give_room(room.data, room_bytes);
+  CHECK(first.searches() == 1);
+  gpu_numbers const sum(c);
+  first.run<float>(nullptr, {transpose::no, transpose::no, m, n, k, 1}, CUBLAS_COMPUTE_32F, 1, {left.data, k, 0},
+                   {shared.data, n, 0}, 0, {sum.data, n, 0});
+  CHECK(first.searches() == 2);
+}
 
 TEST_CASE_FIXTURE(test::ops_fixture, "linear and its backward; a weight's gradient is added to") {
   for (auto [in, out] : {std::array{96, 160}, std::array{33, 7}, std::array{512, 64}})
