@@ -36,7 +36,7 @@ void cuda_ops::zero(std::int64_t count, float* x) const {
 void cuda_ops::batched_product(product_shape const& s, float alpha, batched_matrix<float const> a,
                                batched_matrix<float const> b, float beta, batched_matrix<float> c) const {
   if (planning() || s.m == 0 || s.n == 0 || s.count == 0) return;
-  if (s.k == 0 && beta == 1) return;  // a layout of cuBLASLt has no zero
+  if (s.k == 0 && beta == 1) return;  // nothing to add, and cuBLASLt may refuse an empty matrix
   queue_->products->run(queue_->stream, s, compute_type(how_), alpha, a, b, beta, c);
 }
 
