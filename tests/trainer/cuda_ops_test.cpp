@@ -286,7 +286,9 @@ std::vector<masked> masks(std::int64_t head_dim) {
   return {{{2, 70, 70, 4, 2, head_dim, attention_mask::causal()}, {}},
           {{1, 200, 200, 2, 1, head_dim, attention_mask::window(9)}, {}},
           {{2, 33, 150, 2, 2, head_dim, attention_mask::none()}, {150, 40}},
-          {{2, 90, 65, 4, 4, head_dim, attention_mask::none()}, {0, 65}}};
+          {{2, 90, 65, 4, 4, head_dim, attention_mask::none()}, {0, 65}},
+          {{1, 300, 5, 4, 2, head_dim, attention_mask::none()}, {}},  // rows and matrices of scores at any alignment
+          {{1, 33, 1877, 4, 4, head_dim, attention_mask::none()}, {}}};
 }
 
 /// Forward and backward of one site; queries, keys and values lie side by side in rows of all heads.

@@ -14,6 +14,19 @@ void require(cublasStatus_t status) {
     throw std::runtime_error(std::string("cuBLASLt: ") + cublasLtGetStatusString(status));
 }
 
+std::string text(product_form::operand const& x) {
+  return "rows " + std::to_string(x.row) + " apart, matrices " + std::to_string(x.step) + ", aligned to " +
+         std::to_string(x.alignment) + " bytes";
+}
+
+/// The numbers of a product that cuBLASLt refuses.
+std::string text(product_form const& form) {
+  product_shape const& s = form.shape;
+  return std::to_string(s.count) + " products of " + std::to_string(s.m) + " x " + std::to_string(s.k) + " by " +
+         std::to_string(s.k) + " x " + std::to_string(s.n) + " (a: " + text(form.a) + "; b: " + text(form.b) +
+         "; c: " + text(form.c) + ")";
+}
+
 /// The matrix of `rows` rows of n elements in memory.
 cublasLtMatrixLayoutOpaque_t layout(cudaDataType_t element, std::int64_t rows, std::int64_t n,
                                     product_form::operand const& x, std::int64_t count) {
@@ -73,10 +86,8 @@ void matmul::give_room(void* room, std::size_t bytes) {
 /// The first algorithm of those that cuBLASLt ranks: a choice by the form and the kind of GPU, with nothing measured.
 matmul::plan matmul::search(product_form const& form) const {
   product_shape const& s = form.shape;
-  std::string const product = std::to_string(s.count) + " products of " + std::to_string(s.m) + " x " +
-                              std::to_string(s.k) + " by " + std::to_string(s.k) + " x " + std::to_string(s.n);
   if (s.count > std::numeric_limits<std::int32_t>::max())
-    throw std::runtime_error("cuBLASLt: " + product + " are too many at once");
+    throw std::runtime_error("cuBLASLt: too many at once: " + text(form));
   plan p{description(form),
          layout(form.element, s.ta, s.m, s.k, form.a, s.count),
          layout(form.element, s.tb, s.k, s.n, form.b, s.count),
@@ -86,7 +97,7 @@ matmul::plan matmul::search(product_form const& form) const {
   cublasLtMatmulHeuristicResult_t best{};
   int found = 0;
   require(cublasLtMatmulAlgoGetHeuristic(handle_, &p.product, &p.b, &p.a, &p.c, &p.c, &preferred, 1, &best, &found));
-  if (found == 0) throw std::runtime_error("cuBLASLt: no algorithm for " + product);
+  if (found == 0) throw std::runtime_error("cuBLASLt: no algorithm for " + text(form));
   require(best.state);
   p.algorithm = best.algo;
   return p;
@@ -97,8 +108,10 @@ void matmul::run(cudaStream_t stream, product_form const& form, float alpha, voi
   auto found = plans_.find(form);
   if (found == plans_.end()) found = plans_.emplace(form, search(form)).first;
   plan& p = found->second;
-  require(cublasLtMatmul(handle_, &p.product, &alpha, b, &p.b, a, &p.a, &beta, c, &p.c, c, &p.c, &p.algorithm, room_,
-                         room_bytes_, stream));
+  cublasStatus_t const status = cublasLtMatmul(handle_, &p.product, &alpha, b, &p.b, a, &p.a, &beta, c, &p.c, c, &p.c,
+                                               &p.algorithm, room_, room_bytes_, stream);
+  if (status != CUBLAS_STATUS_SUCCESS)
+    throw std::runtime_error(std::string("cuBLASLt: ") + cublasLtGetStatusString(status) + ": " + text(form));
 }
 
 }  // namespace trainer

@@ -75,11 +75,14 @@ class matmul {
     cublasLtMatmulAlgo_t algorithm;
   };
 
-  /// No algorithm reads more than 16 bytes at once; more alignment would only tell apart what runs alike.
+  /// What every row of every matrix is aligned to. No algorithm reads more than 16 bytes at once; more alignment would
+  /// only tell apart what runs alike.
   template <class T>
   static product_form::operand form_of(batched_matrix<T> const& m) {
+    std::uint64_t const starts =
+        reinterpret_cast<std::uintptr_t>(m.data) | std::uint64_t(m.row) * sizeof(T) | std::uint64_t(m.step) * sizeof(T);
     std::uint32_t alignment = 16;
-    while (reinterpret_cast<std::uintptr_t>(m.data) % alignment != 0) alignment /= 2;
+    while (starts % alignment != 0) alignment /= 2;
     return {m.row, m.step, alignment};
   }
   void run(cudaStream_t stream, product_form const& form, float alpha, void const* a, void const* b, float beta,
