@@ -1,7 +1,10 @@
 // Both models' gradients on the GPU against f64 on the same f32 numbers: the GPU's error is at most twice that of the
 // CPU's f32 plus 2e-7, three roundings of f32, over all tensors together; and plus 2e-6 in each, since a tensor of few
 // numbers may be lucky in either. The CPU's f32 shares no arithmetic with the GPU; its error is what the precision
-// costs, wherever it is computed.
+// costs, wherever it is computed. Where activations are rounded to bf16, which of two neighbours a number near their
+// middle becomes depends on the last bit of a sum, and such a step of 2^-9 falls into one tensor or another: there a
+// tensor's error is measured by the CPU's in it or over all, whichever is larger.
+#include <algorithm>
 #include <functional>
 
 #include "device.hpp"
@@ -222,11 +225,11 @@ struct fixture {
 
   /// gradients(place, attention) of every place.
   template <class Gradients>
-  void compare(std::string const& what, Gradients const& gradients) {
+  void compare(std::string const& what, mirror storage, Gradients const& gradients) {
     CAPTURE(what);
     gradient const right = gradients(f64.get(), attention_kind::exact),
                    same = gradients(place_of(*cpu), attention_kind::flash);
-    double const cost = relative_error(same.values, right.values);
+    double const cost = relative_error(same.values, right.values), least = storage == mirror::bf16 ? cost : 0;
     for (attention_kind const kind : {attention_kind::flash, attention_kind::exact}) {
       gradient const first = gradients(place_of(*gpu), kind);
       double const error = relative_error(first.values, right.values);
@@ -235,7 +238,8 @@ struct fixture {
       CHECK(error > 0);
       for (parameter const& p : right.tensors) {
         CAPTURE(p.name);
-        CHECK(relative_error(first.of(p), right.of(p)) <= 2 * relative_error(same.of(p), right.of(p)) + 2e-6);
+        double const own = std::max(relative_error(same.of(p), right.of(p)), least);
+        CHECK(relative_error(first.of(p), right.of(p)) <= 2 * own + 2e-6);
       }
       CHECK(gradients(place_of(*gpu), kind).values == first.values);
     }
@@ -246,14 +250,14 @@ struct fixture {
 
 TEST_CASE_FIXTURE(fixture, "the language model's gradients") {
   for (trained const& t : all_trained)
-    compare(std::string("lm, ") + t.what,
+    compare(std::string("lm, ") + t.what, t.storage,
             [&](auto const& where, attention_kind kind) { return lm_gradients(where, kind, t.how(lm_sites)); });
 }
 
 TEST_CASE_FIXTURE(fixture, "the diffusion transformer's gradients in both styles") {
   for (dit_style const style : {dit_style::ace, dit_style::mm3})
     for (trained const& t : all_trained)
-      compare(std::string(style == dit_style::ace ? "ace, " : "mm3, ") + t.what,
+      compare(std::string(style == dit_style::ace ? "ace, " : "mm3, ") + t.what, t.storage,
               [&](auto const& where, attention_kind kind) {
                 return dit_gradients(where, style, kind, t.how(dit_sites(style)));
               });
