@@ -286,6 +286,14 @@ def contestants_of(row, options, library, beside, pool, unavailable):
     return found
 
 
+def other_build(text):
+    """NAME=LIBRARY as (name, path)."""
+    name, equals, path = text.partition("=")
+    if not name or not equals or not path:
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=LIBRARY")
+    return name, Path(path)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -301,7 +309,7 @@ def main():
     parser.add_argument("--hidden", type=int, default=512, help="CPU: heads x head_dim")
     parser.add_argument("--rows", nargs="+", default=["*"], help="GPU: patterns of names without the direction, as in 'bf16/d128/*'")
     parser.add_argument("--against", nargs="+", choices=CUDA, help="GPU: the contestants")
-    parser.add_argument("--beside", nargs="+", default=[], metavar="NAME=LIBRARY", help="GPU: other builds of lanewise")
+    parser.add_argument("--beside", nargs="+", default=[], type=other_build, metavar="NAME=LIBRARY", help="GPU: other builds of lanewise")
     parser.add_argument("--commit", default="", help="name of the sources that the library was built from, where it is not git's")
     parser.add_argument("--json", type=Path, help="write the result here")
     options = parser.parse_args()
@@ -309,8 +317,7 @@ def main():
     torch.utils.deterministic.fill_uninitialized_memory = False  # would be charged to PyTorch's time
     with tempfile.TemporaryDirectory() as folder:
         library, cpu = load(options.library, options.device, Path(folder), "peers"), options.device == "cpu"
-        beside = {name: load(Path(path), options.device, Path(folder), name) for name, path in
-                  (pair.split("=", 1) for pair in options.beside)}
+        beside = {name: load(path, options.device, Path(folder), name) for name, path in options.beside}
         pool = library.lanewise_pool_create(options.threads) if cpu else None
         timer, load_before, rows, unavailable = CpuTimer() if cpu else CudaTimer(), os.getloadavg()[0], [], {}
         for shape in (cpu_rows if cpu else cuda_rows)(options):
