@@ -288,8 +288,8 @@ def contestants_of(row, options, library, beside, pool, unavailable):
 
 def other_build(text):
     """NAME=LIBRARY as (name, path)."""
-    name, equals, path = text.partition("=")
-    if not name or not equals or not path:
+    name, _, path = text.partition("=")
+    if not name or not path:
         raise argparse.ArgumentTypeError(f"'{text}' is not NAME=LIBRARY")
     return name, Path(path)
 
